@@ -1,0 +1,202 @@
+"""What a network's raw output means: a law of the model output given x_t (METHOD table in docs/method.md)."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from marigold_uq.randomness import Generators
+
+MIN_SCALE = 1e-6
+"""Added to every softplus, so that no scale or variance is ever zero."""
+
+FAMILIES: dict[str, type["NoiseDistribution"]] = {}
+"""The registry: name in a config -> class."""
+
+Family = TypeVar("Family", bound=type["NoiseDistribution"])
+
+
+def register(name: str) -> Callable[[Family], Family]:
+    """Class decorator: enter a family into `FAMILIES` under its config name."""
+
+    def enter(cls: Family) -> Family:
+        cls.name = name
+        FAMILIES[name] = cls
+        return cls
+
+    return enter
+
+
+def family_class(name: str) -> type["NoiseDistribution"]:
+    """Look a family up; an unknown name is an error that lists the known ones."""
+    if name not in FAMILIES:
+        raise ValueError(f"unknown noise family {name!r}; choose one of {', '.join(sorted(FAMILIES))}")
+    return FAMILIES[name]
+
+
+@dataclass(frozen=True)
+class InitialBlock:
+    """How one block of raw channels starts when a point predictor is widened (see `marigold_uq.models.widen`)."""
+
+    copies_mean: bool = False  # weights and bias of the pretrained head, plus `bias`
+    bias: float = 0.0
+    is_factor: bool = False  # small random weights
+
+
+@dataclass(frozen=True, eq=False)
+class NoiseDistribution(ABC):
+    """A batch of laws on events of any shape: tensors are (B, *event), with channels first in the event.
+
+    Frozen and valid by construction: activations live in `from_raw`, nowhere else. Every operation returns a new law.
+    A *joint* family is one law on all coordinates of a sample; in the others the coordinates are independent.
+    """
+
+    name: ClassVar[str]
+    layout: ClassVar[str]
+    """The blocks of raw channels, mean first; a file format."""
+    joint: ClassVar[bool] = False
+    noise_channels: ClassVar[int] = 0
+    """Channels of fresh noise that the network expects after x_t."""
+    default_score: ClassVar[str] = "crps"
+
+    @classmethod
+    @abstractmethod
+    def num_blocks(cls, num_components: int = 1, rank: int = 0) -> int:
+        """Raw channels per target channel."""
+
+    @classmethod
+    def num_raw_channels(cls, target_channels: int, num_components: int = 1, rank: int = 0) -> int:
+        """Raw channels of a network for a target of `target_channels` channels."""
+        return target_channels * cls.num_blocks(num_components, rank)
+
+    @classmethod
+    @abstractmethod
+    def initial_blocks(cls, num_components: int, rank: int, scale: float) -> list[InitialBlock]:
+        """A start for each block, such that the mean is the pretrained output and the spread about `scale`."""
+
+    @classmethod
+    @abstractmethod
+    def from_raw(
+        cls,
+        raw: Tensor,
+        *,
+        num_components: int = 1,
+        rank: int = 0,
+        event_shape: Sequence[int] | None = None,
+        pooled_weights: bool = False,
+    ) -> Self:
+        """Read raw network output, channels on axis 1. Arguments that a family has no use for are ignored."""
+
+    @classmethod
+    def _split_blocks(cls, raw: Tensor, num_components: int, rank: int, event_shape: Sequence[int] | None) -> Tensor:
+        """(B, P C, *space) -> (B, P, C, *space) in at least float32, with the channel count checked."""
+        blocks = cls.num_blocks(num_components, rank)
+        if raw.ndim < 2:
+            raise ValueError(f"raw output is (B, channels, ...); got shape {tuple(raw.shape)}")
+        channels = raw.shape[1]
+        targets = None if event_shape is None else event_shape[0]
+        if channels % blocks or (targets is not None and channels != blocks * targets):
+            want = f"a multiple of {blocks}" if targets is None else f"{blocks} x {targets} = {blocks * targets}"
+            raise ValueError(
+                f"family {cls.name!r} with num_components={num_components}, rank={rank} reads {blocks} raw channels "
+                f"per target channel, {cls.layout}, so it expects {want} channels on axis 1; got {channels} in shape "
+                f"{tuple(raw.shape)}. Widen the network's last convolution (marigold_uq.models.widen) or change the "
+                "family."
+            )
+        return at_least_float32(raw).unflatten(1, (blocks, channels // blocks))
+
+    @property
+    @abstractmethod
+    def mean(self) -> Tensor:
+        """(B, *event)."""
+
+    @property
+    @abstractmethod
+    def variance(self) -> Tensor:
+        """Marginal variance of every coordinate, (B, *event)."""
+
+    @property
+    def stddev(self) -> Tensor:
+        """Marginal standard deviation, (B, *event)."""
+        return self.variance.sqrt()
+
+    @property
+    def event_shape(self) -> torch.Size:
+        """Shape of one sample, without the batch axis."""
+        return self.mean.shape[1:]
+
+    @abstractmethod
+    def rsample(self, sample_shape: Sequence[int] = (), generator: Generators = None) -> Tensor:
+        """Draws of shape (*sample_shape, B, *event), differentiable in the continuous parameters."""
+
+    @abstractmethod
+    def affine(self, scale: float | Tensor, shift: float | Tensor) -> Self:
+        """The law of scale * X + shift; tensors broadcast against (B, *event)."""
+
+    @abstractmethod
+    def scaled(self, tau: float) -> Self:
+        """Multiply the covariance of each component by tau; the component means stay."""
+
+    @abstractmethod
+    def convolved(self, variance: float) -> "NoiseDistribution":
+        """The law of X + N(0, variance I)."""
+
+    @abstractmethod
+    def marginal(self) -> "NoiseDistribution":
+        """The law of each coordinate by itself, as a family whose coordinates are independent."""
+
+    def quantile(self, q: float | Sequence[float] | Tensor) -> Tensor:
+        """Quantiles of the marginals: (B, *event) for a number, (len(q), B, *event) for several."""
+        levels = torch.as_tensor(q, dtype=self.mean.dtype, device=self.mean.device)
+        if not bool(((levels > 0) & (levels < 1)).all()):
+            raise ValueError(f"quantile levels lie strictly between 0 and 1; got {levels.tolist()}")
+        values = self.marginal()._marginal_quantile(levels.reshape(-1))
+        return values.reshape(*levels.shape, *self.mean.shape)
+
+    def _marginal_quantile(self, levels: Tensor) -> Tensor:
+        """(Q, B, *event); implemented by the families that `marginal` returns."""
+        raise TypeError(f"{type(self).__name__}.marginal() must return a family with quantiles")
+
+
+def at_least_float32(value: Tensor) -> Tensor:
+    """Half precision becomes float32; float32 and float64 stay."""
+    return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
+
+
+def positive(rho: Tensor) -> Tensor:
+    """softplus(rho) + MIN_SCALE, the one activation for scales and variances."""
+    return torch.nn.functional.softplus(rho) + MIN_SCALE
+
+
+def inverse_positive(value: float) -> float:
+    """The rho for which `positive(rho)` is `value`."""
+    if not value > MIN_SCALE:
+        raise ValueError(f"an initial scale must exceed {MIN_SCALE}; got {value}")
+    return value - MIN_SCALE + math.log(-math.expm1(MIN_SCALE - value))
+
+
+def spread_components(num_components: int, scale: float) -> list[InitialBlock]:
+    """Component means evenly over [-scale, scale] around the pretrained output, symmetric, exactly 0 in the middle."""
+    steps = max(1, num_components - 1)
+    offsets = [scale * (2 * k - (num_components - 1)) / steps for k in range(num_components)]
+    return [InitialBlock(copies_mean=True, bias=offset) for offset in offsets]
+
+
+def per_component(value: float | Tensor, axes: int = 1) -> float | Tensor:
+    """Give a tensor that broadcasts against (B, *event) room for `axes` component axes after the batch."""
+    if not isinstance(value, Tensor) or value.ndim < 2:
+        return value
+    for _ in range(axes):
+        value = value.unsqueeze(1)
+    return value
+
+
+def check_tau(tau: float) -> float:
+    """tau multiplies a covariance, so it must be positive."""
+    if not tau > 0:
+        raise ValueError(f"tau multiplies a covariance and must be positive; got {tau}")
+    return float(tau)

@@ -1,0 +1,146 @@
+"""One Gaussian with a full covariance, for small fixed D (Sigma^mv, Cholesky, in the paper)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from marigold_uq.distributions.base import (
+    InitialBlock,
+    NoiseDistribution,
+    at_least_float32,
+    check_tau,
+    positive,
+    register,
+)
+from marigold_uq.distributions.gaussian import GaussianDistribution
+from marigold_uq.distributions.linear_algebra import expand_mask, full_precision
+from marigold_uq.randomness import Generators, randn
+
+
+@register("cholesky")
+@dataclass(frozen=True, eq=False)
+class CholeskyDistribution(NoiseDistribution):
+    """N(loc, L L^T), one event = all D coordinates of a sample.
+
+    L = diag(s) R: s = softplus + 1e-6 and the rows of R are the normalised [raw_{j<i}, 1], so that Sigma_ii = s_i^2.
+    The raw output is flat, (B, D + D(D+1)/2): loc, then the lower triangle row by row.
+    """
+
+    layout = "[loc, lower triangle row by row]"
+    joint = True
+    default_score = "kernel"
+
+    loc: Tensor  # (B, *event)
+    scale_tril: Tensor  # (B, D, D)
+
+    @classmethod
+    def num_blocks(cls, num_components: int = 1, rank: int = 0) -> int:
+        raise ValueError(
+            "a cholesky head has no fixed number of channels per target channel: an event of D coordinates takes "
+            "D + D(D+1)/2 numbers from a flat head (num_raw_channels(D)); for convolutional networks use 'low_rank'"
+        )
+
+    @classmethod
+    def num_raw_channels(cls, target_channels: int, num_components: int = 1, rank: int = 0) -> int:
+        """D + D(D+1)/2 for D = target_channels coordinates."""
+        return target_channels + target_channels * (target_channels + 1) // 2
+
+    @classmethod
+    def initial_blocks(cls, num_components: int, rank: int, scale: float) -> list[InitialBlock]:
+        raise ValueError("a cholesky head is flat and cannot be had by widening a convolution; use 'low_rank'")
+
+    @classmethod
+    def from_raw(
+        cls,
+        raw: Tensor,
+        *,
+        num_components: int = 1,
+        rank: int = 0,
+        event_shape: Sequence[int] | None = None,
+        pooled_weights: bool = False,
+    ) -> Self:
+        """Without `event_shape` the event is a vector of the D that fits the raw width."""
+        dim = _solve_dimension(raw.shape[-1]) if event_shape is None else math.prod(event_shape)
+        width = cls.num_raw_channels(dim)
+        if raw.ndim != 2 or raw.shape[1] != width:
+            raise ValueError(
+                f"family 'cholesky' expects flat raw output (B, D + D(D+1)/2) = (B, {width}) for D = {dim}: "
+                f"{cls.layout}; got shape {tuple(raw.shape)}"
+            )
+        raw = at_least_float32(raw)
+        loc = raw[:, :dim].reshape(-1, *(event_shape or (dim,)))
+        return cls(loc, _normalised_rows(raw[:, dim:], dim))
+
+    @property
+    def mean(self) -> Tensor:
+        return self.loc
+
+    @property
+    def variance(self) -> Tensor:
+        return self.scale_tril.square().sum(-1).reshape(self.loc.shape)
+
+    @full_precision
+    def rsample(self, sample_shape: Sequence[int] = (), generator: Generators = None) -> Tensor:
+        batch, dim = self.scale_tril.shape[:2]
+        z = randn(sample_shape, (batch, dim), like=self.loc, generator=generator)
+        return self.loc + (self.scale_tril @ z.unsqueeze(-1)).squeeze(-1).reshape(*sample_shape, *self.loc.shape)
+
+    @full_precision
+    def log_prob(self, value: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Log density of the event, (B,); coordinates where `mask` is False leave the event exactly."""
+        residual, tril = (value - self.loc).flatten(1), self.scale_tril
+        count = residual.new_full(residual.shape[:1], residual.shape[1])
+        if mask is not None:
+            keep = expand_mask(mask, self.loc).flatten(1)  # (B, D)
+            residual = torch.where(keep, residual, 0.0)
+            kept = torch.where(keep.unsqueeze(-1), tril, 0.0)
+            tril = torch.linalg.cholesky(kept @ kept.mT + torch.diag_embed((~keep).to(tril.dtype)))
+            count = keep.sum(1).to(residual.dtype)
+        white = torch.linalg.solve_triangular(tril, residual.unsqueeze(-1), upper=False).squeeze(-1)
+        log_det = 2 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return -0.5 * (white.square().sum(-1) + log_det + count * math.log(2 * math.pi))
+
+    def affine(self, scale: float | Tensor, shift: float | Tensor) -> Self:
+        if not isinstance(scale, Tensor) or scale.ndim == 0:
+            return type(self)(scale * self.loc + shift, abs(scale) * self.scale_tril)
+        rows = scale.expand_as(self.loc).flatten(1)  # (B, D)
+        signed = rows.unsqueeze(-1) * self.scale_tril * rows.sign().unsqueeze(-2)  # same covariance, positive diagonal
+        return type(self)(scale * self.loc + shift, signed)
+
+    def scaled(self, tau: float) -> Self:
+        return type(self)(self.loc, math.sqrt(check_tau(tau)) * self.scale_tril)
+
+    @full_precision
+    def convolved(self, variance: float) -> Self:
+        if variance == 0:
+            return self
+        eye = torch.eye(self.scale_tril.shape[-1], dtype=self.loc.dtype, device=self.loc.device)
+        return type(self)(self.loc, torch.linalg.cholesky(self.scale_tril @ self.scale_tril.mT + variance * eye))
+
+    def marginal(self) -> GaussianDistribution:
+        return GaussianDistribution(self.loc, self.stddev)
+
+
+def _normalised_rows(triangle: Tensor, dim: int) -> Tensor:
+    """(B, D(D+1)/2) raw numbers -> L = diag(s) R with unit rows in R."""
+    rows, columns = torch.tril_indices(dim, dim, device=triangle.device)
+    raw = triangle.new_zeros(triangle.shape[0], dim, dim)
+    raw[:, rows, columns] = triangle
+    scale = positive(raw.diagonal(dim1=-2, dim2=-1))
+    eye = torch.eye(dim, dtype=raw.dtype, device=raw.device)
+    unit = raw.tril(-1) + eye
+    return scale.unsqueeze(-1) * unit / unit.norm(dim=-1, keepdim=True)
+
+
+def _solve_dimension(width: int) -> int:
+    """The D with D + D(D+1)/2 = width."""
+    dim = round((math.sqrt(9 + 8 * width) - 3) / 2)
+    if dim < 1 or dim + dim * (dim + 1) // 2 != width:
+        raise ValueError(
+            f"{width} raw numbers fit no cholesky head: D + D(D+1)/2 is 2, 5, 9, 14, ... for D = 1, 2, 3, 4"
+        )
+    return dim

@@ -1,0 +1,136 @@
+"""Independent Gaussian mixtures, one per coordinate (Sigma^mix in the paper)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from marigold_uq.distributions.base import (
+    InitialBlock,
+    NoiseDistribution,
+    check_tau,
+    inverse_positive,
+    per_component,
+    positive,
+    register,
+    spread_components,
+)
+from marigold_uq.distributions.gaussian import gaussian_log_density
+from marigold_uq.randomness import Generators, rand, randn
+
+BISECTIONS = 60
+"""Halvings of the bracket around a quantile: more than the bits of a float64 mantissa."""
+
+
+@register("mixture")
+@dataclass(frozen=True, eq=False)
+class MixtureDistribution(NoiseDistribution):
+    """Per coordinate sum_k softmax(logits)_k N(loc_k, scale_k^2); components on axis 1.
+
+    `rsample` draws the component by inverting the cumulative weights, so gradients reach loc and scale but not logits.
+    """
+
+    layout = "[loc_1..loc_K, rho_1..rho_K, logit_1..logit_K]"
+
+    loc: Tensor  # (B, K, *event)
+    scale: Tensor  # (B, K, *event)
+    logits: Tensor  # (B, K, *event)
+
+    @classmethod
+    def num_blocks(cls, num_components: int = 1, rank: int = 0) -> int:
+        return 3 * num_components
+
+    @classmethod
+    def initial_blocks(cls, num_components: int, rank: int, scale: float) -> list[InitialBlock]:
+        scales = [InitialBlock(bias=inverse_positive(scale))] * num_components
+        return [*spread_components(num_components, scale), *scales, *[InitialBlock()] * num_components]
+
+    @classmethod
+    def from_raw(
+        cls,
+        raw: Tensor,
+        *,
+        num_components: int = 1,
+        rank: int = 0,
+        event_shape: Sequence[int] | None = None,
+        pooled_weights: bool = False,
+    ) -> Self:
+        """`pooled_weights`: one weight vector per sample and channel, from the logits averaged over space."""
+        loc, rho, logits = cls._split_blocks(raw, num_components, rank, event_shape).chunk(3, dim=1)
+        if pooled_weights and logits.ndim > 3:
+            space = tuple(range(3, logits.ndim))
+            logits = logits.mean(space, keepdim=True).expand_as(loc)
+        return cls(loc, positive(rho), logits)
+
+    @property
+    def num_components(self) -> int:
+        """K."""
+        return self.loc.shape[1]
+
+    @property
+    def weights(self) -> Tensor:
+        """Mixture weights, (B, K, *event)."""
+        return self.logits.softmax(1)
+
+    @property
+    def mean(self) -> Tensor:
+        return (self.weights * self.loc).sum(1)
+
+    @property
+    def variance(self) -> Tensor:
+        spread = (self.loc - self.mean.unsqueeze(1)).square()
+        return (self.weights * (self.scale.square() + spread)).sum(1)
+
+    def rsample(self, sample_shape: Sequence[int] = (), generator: Generators = None) -> Tensor:
+        shape = (self.loc.shape[0], *self.loc.shape[2:])  # (B, *event)
+        uniform = rand(sample_shape, shape, like=self.loc, generator=generator)
+        noise = randn(sample_shape, shape, like=self.loc, generator=generator)
+        loc, scale = pick_component(self.weights, uniform, self.loc, self.scale)
+        return loc + scale * noise
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log density of each coordinate, (B, *event)."""
+        components = gaussian_log_density(value.unsqueeze(1) - self.loc, self.scale)
+        return (self.logits.log_softmax(1) + components).logsumexp(1)
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """P(X <= value) per coordinate, for value of shape (..., B, *event)."""
+        axis = -(self.loc.ndim - 1)
+        z = (value.unsqueeze(axis) - self.loc) / self.scale  # (..., B, K, *event)
+        return (self.weights * torch.special.ndtr(z)).sum(axis)
+
+    def affine(self, scale: float | Tensor, shift: float | Tensor) -> Self:
+        scale, shift = per_component(scale), per_component(shift)
+        return type(self)(scale * self.loc + shift, abs(scale) * self.scale, self.logits)
+
+    def scaled(self, tau: float) -> Self:
+        return type(self)(self.loc, math.sqrt(check_tau(tau)) * self.scale, self.logits)
+
+    def convolved(self, variance: float) -> Self:
+        return type(self)(self.loc, (self.scale.square() + variance).sqrt(), self.logits) if variance else self
+
+    def marginal(self) -> Self:
+        return self
+
+    def _marginal_quantile(self, levels: Tensor) -> Tensor:
+        """Bisection between the smallest and the largest component quantile, where the mixture's own must lie."""
+        levels = levels.reshape(-1, *[1] * (self.loc.ndim - 1))  # (Q, 1, ...)
+        components = self.loc + self.scale * torch.special.ndtri(levels).unsqueeze(1)  # (Q, B, K, *event)
+        low, high = components.amin(2), components.amax(2)  # (Q, B, *event)
+        for _ in range(BISECTIONS):
+            middle = 0.5 * (low + high)
+            below = self.cdf(middle) < levels
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return 0.5 * (low + high)
+
+
+def pick_component(weights: Tensor, uniform: Tensor, *parameters: Tensor) -> list[Tensor]:
+    """Component parameters (B, K, *event) at the index that `uniform` (*sample, B, *event) picks from the weights."""
+    axis = -(weights.ndim - 1)  # where K stands in (*sample, B, K, *event)
+    index = (uniform.unsqueeze(axis) >= weights.cumsum(1)).sum(axis, keepdim=True)
+    index = index.clamp(max=weights.shape[1] - 1)  # the cumulative sum may end at 1 - 1e-7
+    lead = uniform.shape[: uniform.ndim - (weights.ndim - 1)]
+    return [p.expand(*lead, *p.shape).gather(p.ndim + len(lead) + axis, index).squeeze(axis) for p in parameters]

@@ -1,0 +1,100 @@
+"""An implicit law known through draws only (eps^ES in the paper)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from marigold_uq.distributions.base import InitialBlock, NoiseDistribution, at_least_float32, check_tau, register
+from marigold_uq.distributions.low_rank_mixture import LowRankMixtureDistribution
+from marigold_uq.randomness import Generators, rand
+
+
+@register("sample")
+@dataclass(frozen=True, eq=False)
+class SampleDistribution(NoiseDistribution):
+    """M equally likely draws of whole events, from a network that sees a fresh noise channel at its input.
+
+    There is no density; scores are the fair sample estimators. `tau` has nothing to shrink here but the noise of the
+    reverse step, which `convolved` adds.
+    """
+
+    layout = "[draw]"
+    joint = True
+    noise_channels = 1
+    default_score = "energy"
+
+    draws: Tensor  # (M, B, *event)
+
+    @classmethod
+    def num_blocks(cls, num_components: int = 1, rank: int = 0) -> int:
+        return 1
+
+    @classmethod
+    def initial_blocks(cls, num_components: int, rank: int, scale: float) -> list[InitialBlock]:
+        return [InitialBlock(copies_mean=True)]
+
+    @classmethod
+    def from_raw(
+        cls,
+        raw: Tensor,
+        *,
+        num_components: int = 1,
+        rank: int = 0,
+        event_shape: Sequence[int] | None = None,
+        pooled_weights: bool = False,
+    ) -> Self:
+        """One network call is one draw; `stack` joins several."""
+        return cls(cls._split_blocks(raw, num_components, rank, event_shape)[:, 0].unsqueeze(0))
+
+    @classmethod
+    def stack(cls, laws: Sequence["SampleDistribution"]) -> Self:
+        """The law of all the draws of `laws`."""
+        return cls(torch.cat([at_least_float32(law.draws) for law in laws]))
+
+    @property
+    def mean(self) -> Tensor:
+        return self.draws.mean(0)
+
+    @property
+    def variance(self) -> Tensor:
+        return self.draws.var(0, correction=0)
+
+    def rsample(self, sample_shape: Sequence[int] = (), generator: Generators = None) -> Tensor:
+        num_draws, batch = self.draws.shape[:2]
+        uniform = rand(sample_shape, (batch,), like=self.draws, generator=generator)  # (*sample, B)
+        index = (uniform * num_draws).long().clamp(max=num_draws - 1)
+        return self.draws[index, torch.arange(batch, device=index.device)]
+
+    def affine(self, scale: float | Tensor, shift: float | Tensor) -> Self:
+        return type(self)(scale * self.draws + shift)
+
+    def scaled(self, tau: float) -> Self:
+        check_tau(tau)
+        return self
+
+    def convolved(self, variance: float) -> NoiseDistribution:
+        """Around each draw a Gaussian: a mixture of M joint components."""
+        if variance == 0:
+            return self
+        loc = self.draws.transpose(0, 1)  # (B, M, *event)
+        return LowRankMixtureDistribution(
+            loc=loc,
+            cov_diag=torch.full_like(loc, variance),
+            cov_factor=loc.new_zeros(*loc.shape[:2], 0, *loc.shape[2:]),
+            logits=loc.new_zeros(loc.shape[:2]),
+        )
+
+    def marginal(self) -> Self:
+        return self
+
+    def _marginal_quantile(self, levels: Tensor) -> Tensor:
+        """Plotting positions m/(M+1) (`weibull`), constant beyond the outermost draws."""
+        ordered, num_draws = self.draws.sort(0).values, self.draws.shape[0]
+        position = (levels * (num_draws + 1) - 1).clamp(0, num_draws - 1)
+        low = position.floor().long()
+        high = (low + 1).clamp(max=num_draws - 1)
+        weight = (position - low).reshape(-1, *[1] * (self.draws.ndim - 1))
+        return torch.lerp(ordered[low], ordered[high], weight)

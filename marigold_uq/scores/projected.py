@@ -1,0 +1,40 @@
+"""The training recipe for joint Gaussian laws along directions: marginals + patches + random boxes."""
+
+import torch
+from torch import Tensor
+
+from marigold_uq.distributions import NoiseDistribution
+from marigold_uq.distributions.base import at_least_float32
+from marigold_uq.distributions.linear_algebra import expand_mask, full_precision
+from marigold_uq.scores.crps import crps
+from marigold_uq.scores.directions import box_directions
+from marigold_uq.scores.energy import patch_projected_crps, projected_crps
+
+
+@full_precision
+def projected_score(
+    dist: NoiseDistribution,
+    value: Tensor,
+    *,
+    mask: Tensor | None = None,
+    patch_size: int = 8,
+    num_directions: int = 8,
+    num_boxes: int = 32,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Mean CRPS along the coordinate axes, in patches and over random boxes, (B,): strictly proper for any mixture.
+
+    Each part is proper, so their sum is; the axes fix the marginals, the patches local and the boxes long-range
+    correlations. `patch_size` 0 or `num_boxes` 0 leaves that part out.
+    """
+    value = at_least_float32(value)
+    keep = torch.ones_like(value, dtype=torch.bool) if mask is None else expand_mask(mask, value)
+    safe = torch.where(keep, value, dist.mean.detach())
+    count = keep.flatten(1).sum(1).clamp(min=1)
+    score = (crps(dist, safe) * keep).flatten(1).sum(1) / count
+    if patch_size:
+        score = score + patch_projected_crps(dist, safe, patch_size, num_directions, mask=keep, generator=generator)
+    if num_boxes:
+        boxes = box_directions(value.shape[1:], num_boxes, like=value, generator=generator)
+        score = score + projected_crps(dist, safe, boxes, keep).mean(1)
+    return score

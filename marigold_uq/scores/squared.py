@@ -1,0 +1,10 @@
+"""Squared error of the mean, the classical diffusion loss."""
+
+from torch import Tensor
+
+from marigold_uq.distributions import NoiseDistribution
+
+
+def squared_error(dist: NoiseDistribution, value: Tensor) -> Tensor:
+    """(E X - y)^2 of every coordinate, (B, *event)."""
+    return (dist.mean - value).square()

@@ -1,0 +1,44 @@
+"""Packaging: `pipelines/` at the top level is installed as `marigold_uq.pipelines`."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+TEST = ["pytest>=8", "scoringrules>=0.8,<0.11", "h5py", "pandas"]
+EXTRAS = {
+    "test": TEST,
+    "dev": [*TEST, "ruff==0.17.4", "mypy>=1.15", "pre-commit"],
+    "lora": ["peft"],
+    "tracking": ["tensorboard"],
+}
+
+setup(
+    name="marigold_uq",
+    version="0.1.0",
+    description="Probabilistic regression with diffusion models that say how sure they are",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=[*find_packages(include=["marigold_uq", "marigold_uq.*"]), "marigold_uq.pipelines"],
+    package_dir={"marigold_uq": "marigold_uq", "marigold_uq.pipelines": "pipelines"},
+    package_data={"marigold_uq": ["py.typed", "assets/**/*"]},
+    install_requires=[
+        "torch>=2.6,<2.14",
+        "diffusers>=0.36",
+        "transformers>=4.46",
+        "accelerate>=1.2",
+        "safetensors>=0.4.5",
+        "huggingface-hub>=0.30",
+        "opencv-python>=4.10",
+        "matplotlib>=3.9",
+        "numpy>=1.26",
+        "scipy>=1.13",
+        "scikit-learn>=1.6",
+        "jsonargparse[signatures]>=4.40",
+        "pillow>=10",
+        "tqdm",
+    ],
+    extras_require=EXTRAS,
+    entry_points={"console_scripts": ["marigold-uq=marigold_uq.cli:main"]},
+)
