@@ -1,0 +1,63 @@
+"""Metrics: statistics per sample, and one reducer that averages them.
+
+`probabilistic` for ensembles, `intervals` for quantiles and coverage, `depth` for depth maps, `reduce` for means,
+standard errors and ratios over one or many processes.
+"""
+
+from marigold_uq.metrics.depth import DEPTH_STATISTICS, ause, depth_statistics, sparsification_curve, spearman
+from marigold_uq.metrics.probabilistic import (
+    absolute_error,
+    central_interval,
+    coverage,
+    crps,
+    energy_score,
+    ensemble_statistics,
+    ensemble_variance,
+    expected_coverage,
+    gaussian_nll,
+    interval_score,
+    interval_width,
+    normal_nll,
+    pit,
+    quantiles,
+    rank_histogram,
+    ranks,
+    reliability,
+    spread_skill,
+    squared_error,
+    student_t_interval,
+)
+from marigold_uq.metrics.reduce import DERIVED, DerivedQuantity, Estimate, MeanAccumulator, SampleTable
+
+__all__ = [
+    "DEPTH_STATISTICS",
+    "DERIVED",
+    "DerivedQuantity",
+    "Estimate",
+    "MeanAccumulator",
+    "SampleTable",
+    "absolute_error",
+    "ause",
+    "central_interval",
+    "coverage",
+    "crps",
+    "depth_statistics",
+    "energy_score",
+    "ensemble_statistics",
+    "ensemble_variance",
+    "expected_coverage",
+    "gaussian_nll",
+    "interval_score",
+    "interval_width",
+    "normal_nll",
+    "pit",
+    "quantiles",
+    "rank_histogram",
+    "ranks",
+    "reliability",
+    "sparsification_curve",
+    "spearman",
+    "spread_skill",
+    "squared_error",
+    "student_t_interval",
+]
