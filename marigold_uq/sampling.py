@@ -61,9 +61,10 @@ def reverse_diffusion(
         raise ValueError("run scheduler.set_timesteps(...) before sampling")
     observers, x_t = list(observers), x_T
     options = progress if isinstance(progress, dict) else {"disable": not progress}
-    for index, timestep in enumerate(tqdm(scheduler.timesteps.tolist(), **{"leave": False, **options})):
-        model_input = scheduler.scale_model_input(x_t, timestep)
-        law = predict_noise(denoiser, scheduler, model_input, timestep, generator=generator)
+    # The network gets t as a tensor: a compiled one would be compiled again for every new int.
+    for index, t in enumerate(tqdm(scheduler.timesteps, **{"leave": False, **options})):
+        law = predict_noise(denoiser, scheduler, scheduler.scale_model_input(x_t, t), t, generator=generator)
+        timestep = int(t)
         for observe in observers:
             observe(scheduler, ReverseStep(index, timestep, x_t, law))
         x_t = scheduler.step(law, timestep, x_t, generator=generator, return_dict=False)[0]

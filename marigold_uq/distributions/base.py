@@ -59,6 +59,10 @@ class NoiseDistribution(ABC):
     layout: ClassVar[str]
     """The blocks of raw channels, mean first; a file format."""
     joint: ClassVar[bool] = False
+    has_spread: ClassVar[bool] = True
+    """Whether one network call tells the spread; a Dirac law or a single implicit draw does not."""
+    symmetric: ClassVar[bool] = False
+    """Whether X and 2 E X - X have the same law."""
     noise_channels: ClassVar[int] = 0
     """Channels of fresh noise that the network expects after x_t."""
     default_score: ClassVar[str] = "crps"
@@ -186,9 +190,12 @@ def spread_components(num_components: int, scale: float) -> list[InitialBlock]:
     return [InitialBlock(copies_mean=True, bias=offset) for offset in offsets]
 
 
-def per_component(value: float | Tensor, axes: int = 1) -> float | Tensor:
-    """Give a tensor that broadcasts against (B, *event) room for `axes` component axes after the batch."""
-    if not isinstance(value, Tensor) or value.ndim < 2:
+def per_component(value: float | Tensor, event: int, axes: int = 1) -> float | Tensor:
+    """Give a tensor that broadcasts against (B, *event), `event` axes, room for `axes` component axes after the batch.
+
+    What has no batch axis broadcasts from the right as it is.
+    """
+    if not isinstance(value, Tensor) or value.ndim <= event:
         return value
     for _ in range(axes):
         value = value.unsqueeze(1)

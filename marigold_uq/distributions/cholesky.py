@@ -17,7 +17,7 @@ from marigold_uq.distributions.base import (
     register,
 )
 from marigold_uq.distributions.gaussian import GaussianDistribution
-from marigold_uq.distributions.linear_algebra import expand_mask, full_precision
+from marigold_uq.distributions.linear_algebra import expand_mask, full_precision, tril_of_sum
 from marigold_uq.randomness import Generators, randn
 
 
@@ -32,6 +32,7 @@ class CholeskyDistribution(NoiseDistribution):
 
     layout = "[loc, lower triangle row by row]"
     joint = True
+    symmetric = True
     default_score = "kernel"
 
     loc: Tensor  # (B, *event)
@@ -97,29 +98,26 @@ class CholeskyDistribution(NoiseDistribution):
         if mask is not None:
             keep = expand_mask(mask, self.loc).flatten(1)  # (B, D)
             residual = torch.where(keep, residual, 0.0)
-            kept = torch.where(keep.unsqueeze(-1), tril, 0.0)
-            tril = torch.linalg.cholesky(kept @ kept.mT + torch.diag_embed((~keep).to(tril.dtype)))
+            tril = tril_of_sum(torch.where(keep.unsqueeze(-1), tril, 0.0), (~keep).to(tril.dtype))
             count = keep.sum(1).to(residual.dtype)
         white = torch.linalg.solve_triangular(tril, residual.unsqueeze(-1), upper=False).squeeze(-1)
         log_det = 2 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         return -0.5 * (white.square().sum(-1) + log_det + count * math.log(2 * math.pi))
 
     def affine(self, scale: float | Tensor, shift: float | Tensor) -> Self:
-        if not isinstance(scale, Tensor) or scale.ndim == 0:
-            return type(self)(scale * self.loc + shift, abs(scale) * self.scale_tril)
-        rows = scale.expand_as(self.loc).flatten(1)  # (B, D)
+        rows = torch.as_tensor(scale, dtype=self.loc.dtype, device=self.loc.device)
+        rows = rows.expand_as(self.loc).flatten(1)  # (B, D)
         signed = rows.unsqueeze(-1) * self.scale_tril * rows.sign().unsqueeze(-2)  # same covariance, positive diagonal
         return type(self)(scale * self.loc + shift, signed)
 
     def scaled(self, tau: float) -> Self:
         return type(self)(self.loc, math.sqrt(check_tau(tau)) * self.scale_tril)
 
-    @full_precision
     def convolved(self, variance: float) -> Self:
         if variance == 0:
             return self
-        eye = torch.eye(self.scale_tril.shape[-1], dtype=self.loc.dtype, device=self.loc.device)
-        return type(self)(self.loc, torch.linalg.cholesky(self.scale_tril @ self.scale_tril.mT + variance * eye))
+        scale = torch.full_like(self.scale_tril[..., 0], math.sqrt(variance))
+        return type(self)(self.loc, tril_of_sum(self.scale_tril, scale))
 
     def marginal(self) -> GaussianDistribution:
         return GaussianDistribution(self.loc, self.stddev)

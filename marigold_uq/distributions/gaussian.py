@@ -25,6 +25,7 @@ class GaussianDistribution(NoiseDistribution):
     """N(loc, diag(scale^2)); `scale` is a standard deviation."""
 
     layout = "[loc, rho]"
+    symmetric = True
 
     loc: Tensor  # (B, *event)
     scale: Tensor  # (B, *event)
@@ -70,7 +71,7 @@ class GaussianDistribution(NoiseDistribution):
         return gaussian_log_density(value - self.loc, self.scale)
 
     def affine(self, scale: float | Tensor, shift: float | Tensor) -> Self:
-        return type(self)(scale * self.loc + shift, abs(scale) * self.scale)
+        return type(self)(scale * self.loc + shift, (scale * self.scale).abs())
 
     def scaled(self, tau: float) -> Self:
         return type(self)(self.loc, math.sqrt(check_tau(tau)) * self.scale)

@@ -30,20 +30,33 @@ def full_precision(function: Callable[P, T]) -> Callable[P, T]:
 def low_rank_quadratic(residual: Tensor, diag: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
     """r^T S^-1 r and log det S of S = diag(d) + U U^T, for flat residual, diag (..., D) and factor (..., R, D).
 
-    With w = d^-1/2 U, x = (I + w^T w)^-1 w^T d^-1/2 r and e = d^-1/2 r - w x, the form is |e|^2 + |x|^2: a sum of
-    squares, so it cannot become negative as the usual difference does in float32.
+    With w = d^-1/2 U the form is the least square min_x |d^-1/2 r - w x|^2 + |x|^2, and det S / det d = det(I + w^T w).
+    Both come from Gram-Schmidt on the rows [w^T, I] and [d^-1/2 r, 0]. Factorising I + w^T w itself would square the
+    condition number and fail in float32 for large, nearly parallel factors; here every pivot is at least 1.
     """
-    root = diag.sqrt()
-    white, whitened = residual / root, factor / root.unsqueeze(-2)  # (..., D), (..., R, D)
+    root, rank = diag.sqrt(), factor.shape[-2]
+    eye = torch.eye(rank, rank + 1, dtype=diag.dtype, device=diag.device).mT  # a row of zeros below the identity
+    whitened = torch.cat([factor, residual.unsqueeze(-2)], -2) / root.unsqueeze(-2)  # (..., R + 1, D)
+    rows = torch.cat([whitened, eye.expand(*whitened.shape[:-1], rank)], -1)  # (..., R + 1, D + R)
     log_det = diag.log().sum(-1)
-    if factor.shape[-2] == 0:
-        return white.square().sum(-1), log_det
-    eye = torch.eye(factor.shape[-2], dtype=diag.dtype, device=diag.device)
-    capacitance = torch.linalg.cholesky(eye + whitened @ whitened.mT)  # (..., R, R)
-    x = torch.cholesky_solve(whitened @ white.unsqueeze(-1), capacitance)  # (..., R, 1)
-    e = white - (whitened * x).sum(-2)
-    log_det = log_det + 2 * capacitance.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    return e.square().sum(-1) + x.square().sum((-2, -1)), log_det
+    for _ in range(rank):
+        pivot, rows = rows[..., :1, :], rows[..., 1:, :]
+        square = pivot.square().sum(-1, keepdim=True)  # (..., 1, 1)
+        rows = rows - (rows @ pivot.mT) / square * pivot
+        log_det = log_det + square.log()[..., 0, 0]
+    return rows.square().sum((-2, -1)), log_det
+
+
+@full_precision
+def tril_of_sum(tril: Tensor, scale: Tensor) -> Tensor:
+    """The lower triangular T with T T^T = L L^T + diag(scale^2), for tril (..., D, D) and scale (..., D).
+
+    From the QR decomposition of [L^T; diag(scale)]: forming the sum would square the condition number, and its Cholesky
+    factorisation fails in float32 for strongly correlated laws.
+    """
+    upper = torch.linalg.qr(torch.cat([tril.mT, torch.diag_embed(scale)], -2)).R
+    sign = torch.where(upper.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(upper.dtype)
+    return upper.mT * sign.unsqueeze(-2)
 
 
 def low_rank_log_density(residual: Tensor, diag: Tensor, factor: Tensor, mask: Tensor | None = None) -> Tensor:

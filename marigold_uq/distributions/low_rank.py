@@ -28,6 +28,7 @@ class LowRankDistribution(NoiseDistribution):
 
     layout = "[loc, rho, factor_1..factor_r]"
     joint = True
+    symmetric = True
     default_score = "kernel"
 
     loc: Tensor  # (B, *event)
@@ -83,9 +84,8 @@ class LowRankDistribution(NoiseDistribution):
         return low_rank_log_density(value - self.loc, self.cov_diag, self.cov_factor, mask)
 
     def affine(self, scale: float | Tensor, shift: float | Tensor) -> Self:
-        return type(self)(
-            scale * self.loc + shift, scale * scale * self.cov_diag, per_component(scale) * self.cov_factor
-        )
+        factor = per_component(scale, self.loc.ndim - 1) * self.cov_factor
+        return type(self)(scale * self.loc + shift, scale * scale * self.cov_diag, factor)
 
     def scaled(self, tau: float) -> Self:
         return type(self)(self.loc, check_tau(tau) * self.cov_diag, math.sqrt(tau) * self.cov_factor)

@@ -108,11 +108,12 @@ class LowRankMixtureDistribution(NoiseDistribution):
         return (self.logits.log_softmax(1) + torch.stack(components, 1)).logsumexp(1)
 
     def affine(self, scale: float | Tensor, shift: float | Tensor) -> Self:
-        wide = per_component(scale)
+        event = self.loc.ndim - 2
+        wide = per_component(scale, event)
         return type(self)(
-            loc=wide * self.loc + per_component(shift),
+            loc=wide * self.loc + per_component(shift, event),
             cov_diag=wide * wide * self.cov_diag,
-            cov_factor=per_component(scale, axes=2) * self.cov_factor,
+            cov_factor=per_component(scale, event, axes=2) * self.cov_factor,
             logits=self.logits,
         )
 

@@ -103,8 +103,9 @@ class MixtureDistribution(NoiseDistribution):
         return (self.weights * torch.special.ndtr(z)).sum(axis)
 
     def affine(self, scale: float | Tensor, shift: float | Tensor) -> Self:
-        scale, shift = per_component(scale), per_component(shift)
-        return type(self)(scale * self.loc + shift, abs(scale) * self.scale, self.logits)
+        event = self.loc.ndim - 2
+        scale, shift = per_component(scale, event), per_component(shift, event)
+        return type(self)(scale * self.loc + shift, (scale * self.scale).abs(), self.logits)
 
     def scaled(self, tau: float) -> Self:
         return type(self)(self.loc, math.sqrt(check_tau(tau)) * self.scale, self.logits)

@@ -18,6 +18,8 @@ class PointDistribution(NoiseDistribution):
 
     layout = "[loc]"
     joint = True
+    has_spread = False
+    symmetric = True
     default_score = "squared_error"
 
     loc: Tensor  # (B, *event)

@@ -23,6 +23,7 @@ class SampleDistribution(NoiseDistribution):
 
     layout = "[draw]"
     joint = True
+    has_spread = False
     noise_channels = 1
     default_score = "energy"
 

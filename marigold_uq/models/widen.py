@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from marigold_uq.component_config import store_in_config
 from marigold_uq.distributions import family_class
 
 
@@ -98,8 +99,8 @@ def narrow(unet: Any, noise_family: str, *, num_components: int = 1, rank: int =
 
 def _replace(unet: Any, name: str, weight: Tensor, bias: Tensor | None) -> None:
     """Put a convolution with these parameters in place and keep the config in step."""
-    old: nn.Conv2d = getattr(unet, name)
-    new = type(old)(
+    old: Any = getattr(unet, name)
+    new: nn.Conv2d = type(old)(
         weight.shape[1] * old.groups,
         weight.shape[0],
         old.kernel_size,
@@ -118,7 +119,7 @@ def _replace(unet: Any, name: str, weight: Tensor, bias: Tensor | None) -> None:
     new.requires_grad_(old.weight.requires_grad)
     setattr(unet, name, new)
     if hasattr(unet, "register_to_config"):
-        unet.register_to_config(**{"in_channels" if name == "conv_in" else "out_channels": _channels(new, name)})
+        store_in_config(unet, **{"in_channels" if name == "conv_in" else "out_channels": _channels(new, name)})
 
 
 def _channels(conv: nn.Conv2d, name: str) -> int:

@@ -1,0 +1,56 @@
+"""`marigold-uq info`: what is installed and which model would be used."""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+import marigold_uq
+
+PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "huggingface-hub", "numpy", "scipy")
+
+
+@dataclass(frozen=True)
+class InfoOptions:
+    """What is installed and which model would be used."""
+
+
+def run_info(options: InfoOptions) -> int:
+    """Print versions, devices and the embedded model."""
+    print(f"marigold_uq {marigold_uq.__version__}, Python {platform.python_version()}, {platform.platform()}")
+    print(", ".join(f"{name} {installed_version(name)}" for name in PACKAGES))
+    print(f"devices: {', '.join(devices())}; torch threads: {torch.get_num_threads()}")
+    print(f"model: {describe_embedded()}")
+    return 0
+
+
+def installed_version(name: str) -> str:
+    """Version of a package, or that it is missing."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "(missing)"
+
+
+def devices() -> list[str]:
+    """Where a model could run, best first."""
+    found = [f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count())]
+    return [*found, *(["mps"] if torch.backends.mps.is_available() else []), "cpu"]
+
+
+def describe_embedded() -> str:
+    """One line on the model that `depth` uses by default."""
+    from marigold_uq.pipelines.embedded import embedded_path
+
+    try:
+        path = embedded_path()
+    except FileNotFoundError as error:
+        return str(error)
+    scheduler = json.loads((path / "scheduler" / "scheduler_config.json").read_text(encoding="utf-8"))
+    size = sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file())
+    return f"embedded, family {scheduler['noise_family']}, {size / 1e6:.1f} MB, {path}"

@@ -1,0 +1,84 @@
+"""Videos: frame after frame, with common noise and latents carried on, so that depth does not flicker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from marigold_uq.colors import color_depth, color_uncertainty, saturation
+from marigold_uq.commands.depth import Plan, make_record, predict, share_of_process
+from marigold_uq.export import DepthRecord, export
+from marigold_uq.images import load_images
+from marigold_uq.video import Frames, carry_latents, read_frames, write_video
+
+if TYPE_CHECKING:
+    from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
+
+DATA_FORMATS = ("npz", "png16", "tiff", "ply")
+
+
+def run_videos(paths: list[Path], plan: Plan, pipeline: MarigoldUQDepthPipeline) -> list[tuple[str, str]]:
+    """Each video gives one with photograph, depth and uncertainty side by side, and a folder of data per frame."""
+    failures = []
+    for path in share_of_process(paths):
+        try:
+            print(process_video(path, plan, pipeline))
+        except (OSError, ValueError) as error:
+            failures.append((str(path), str(error)))
+    return failures
+
+
+def process_video(path: Path, plan: Plan, pipeline: MarigoldUQDepthPipeline) -> str:
+    """Predict all frames of one video, frame by frame in constant memory, and write the results."""
+    target = plan.options.output / f"{path.stem}_depth.mp4"
+    if target.exists() and not plan.options.overwrite:
+        return f"{path.name}: done before, skipped"
+    frames = read_frames(path)
+    records = predict_frames(frames, plan, pipeline)
+    write_video(target, paint_frames(records), frames.fps, overwrite=plan.options.overwrite)
+    return f"{path.name}: {len(frames)} frames, {target.name}"
+
+
+def predict_frames(frames: Frames, plan: Plan, pipeline: MarigoldUQDepthPipeline) -> Iterator[DepthRecord]:
+    """Depth of each frame. All frames share their noise; an ensemble's chains also start from the frame before."""
+    formats = [name for name in plan.formats if name in DATA_FORMATS]
+    folder = plan.options.output / frames.path.stem
+    previous: Tensor | None = None
+    for name, picture in tqdm(frames, desc=frames.path.name, unit="frame", total=len(frames)):
+        (image,) = load_images(picture)
+        latents = None if previous is None else carry_latents(previous, common_noise(previous, plan.options.seed))
+        output = predict(image, plan, pipeline, output_latent=True, latents=latents)
+        if plan.mode != "trajectory":  # there the start says nothing of the result
+            assert isinstance(output.latent, Tensor)
+            previous = output.latent
+        record = make_record(image, output, plan, pipeline)
+        if formats:
+            export(record, folder, name, formats, overwrite=True)  # a stopped run left frames, not a video
+        yield record
+
+
+def common_noise(like: Tensor, seed: int) -> Tensor:
+    """The same standard normal numbers for every frame, one draw per member."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(like.shape, generator=generator).to(like)
+
+
+def paint_frames(records: Iterator[DepthRecord]) -> Iterator[np.ndarray]:
+    """Photograph, depth and uncertainty side by side; colours keep the meaning they have in the first frame."""
+    depth_range: tuple[float, float] | None = None
+    top: float | None = None
+    for record in records:
+        if depth_range is None:
+            relative = record.units == "relative"
+            depth_range = (0.0, 1.0) if relative else (float(record.depth.min()), float(record.depth.max()))
+            top = None if record.uncertainty is None else saturation(record.uncertainty)
+        panels = [record.image, color_depth(record.depth, value_range=depth_range, inverse=record.is_disparity)]
+        if record.uncertainty is not None:
+            panels.append(color_uncertainty(record.uncertainty, vmax=top))
+        yield np.concatenate(panels, 1)

@@ -1,0 +1,1 @@
+"""Inference pipelines, installed as `marigold_uq.pipelines`."""

