@@ -327,12 +327,16 @@ class MarigoldUQDepthPipeline(DiffusionPipeline):
 
         return denoise
 
-    def _prompt(self, batch_size: int) -> Tensor:
+    def encode_prompt(self) -> PromptEmbedding:
+        """The stored embedding of the empty prompt, made once from the text encoder where it is missing."""
         if self.prompt_embedding is None:
             if self.text_encoder is None or self.tokenizer is None:
                 raise ValueError("the pipeline has neither a prompt_embedding nor a text encoder with its tokenizer")
             self.register_modules(prompt_embedding=encode_empty_prompt(self.text_encoder, self.tokenizer))
-        return self.prompt_embedding(batch_size).to(self._execution_device, self.unet.dtype)
+        return self.prompt_embedding
+
+    def _prompt(self, batch_size: int) -> Tensor:
+        return self.encode_prompt()(batch_size).to(self._execution_device, self.unet.dtype)
 
     def _run_chains(
         self, condition: Tensor, x_T: Tensor, generators: list[torch.Generator], call: DepthCall

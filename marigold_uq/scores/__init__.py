@@ -6,7 +6,7 @@ from marigold_uq.scores.energy import energy_score, projected_crps
 from marigold_uq.scores.kernel import kernel_score
 from marigold_uq.scores.log import log_score
 from marigold_uq.scores.projected import projected_score
-from marigold_uq.scores.reduction import SCORES, masked_mean, mean_score
+from marigold_uq.scores.reduction import SCORES, masked_mean, mean_score, sample_scores
 from marigold_uq.scores.squared import squared_error
 
 __all__ = [
@@ -20,5 +20,6 @@ __all__ = [
     "mean_score",
     "projected_crps",
     "projected_score",
+    "sample_scores",
     "squared_error",
 ]

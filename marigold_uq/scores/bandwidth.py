@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from marigold_uq.distributions.linear_algebra import expand_mask
+
 
 class RunningResidualScale(torch.nn.Module):
     """Running root mean square of (target - mean) per timestep bin, kept in buffers so that it is saved and resumed.
@@ -25,10 +27,14 @@ class RunningResidualScale(torch.nn.Module):
 
     @torch.no_grad()
     def update(self, timesteps: Tensor, residual: Tensor, mask: Tensor | None = None) -> None:
-        """Learn from a batch that has been scored already; residual (B, *event)."""
-        keep = torch.ones_like(residual) if mask is None else mask.expand(residual.shape).to(residual.dtype)
-        square = (residual.nan_to_num().square() * keep).flatten(1).sum(1)
-        count = keep.flatten(1).sum(1)
+        """Learn from a batch that has been scored already; residual (B, *event), only where it is finite."""
+        residual = residual.to(self.mean_square)
+        keep = residual.isfinite() if mask is None else residual.isfinite() & expand_mask(mask, residual)
+        self.update_sums(timesteps, torch.where(keep, residual, 0.0).square().flatten(1).sum(1), keep.flatten(1).sum(1))
+
+    @torch.no_grad()
+    def update_sums(self, timesteps: Tensor, square: Tensor, count: Tensor) -> None:
+        """The same from each sample's sum of squares and number of coordinates, (B,), as processes exchange them."""
         for index, total, size in zip(self._bins(timesteps).tolist(), square, count, strict=True):
             if size > 0:
                 self.mean_square[index] = torch.lerp(total / size, self.mean_square[index], self.momentum)

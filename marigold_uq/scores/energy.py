@@ -22,7 +22,7 @@ from marigold_uq.distributions.base import at_least_float32
 from marigold_uq.distributions.linear_algebra import expand_mask, full_precision
 from marigold_uq.scores.crps import crps, mixture_crps
 from marigold_uq.scores.directions import fold_patches, isotropic_directions
-from marigold_uq.scores.ensemble import ensemble_energy_score
+from marigold_uq.scores.ensemble import coordinate_energy_score, ensemble_energy_score
 
 
 @full_precision
@@ -46,17 +46,22 @@ def energy_score(
     """
     if not 0 < exponent < 2:
         raise ValueError(f"the energy score is proper for exponents strictly between 0 and 2; got {exponent}")
-    value = at_least_float32(value)
-    if exponent == lam == 1.0:
-        if not dist.joint:
-            return crps(dist, value)  # in one dimension the two are the same
-        if not isinstance(dist, PointDistribution | SampleDistribution):
-            return _projected_energy(dist, value, mask, patch_size, num_directions, generator)
+    value, plain = at_least_float32(value), exponent == lam == 1.0
+    if plain and dist.joint and not isinstance(dist, PointDistribution | SampleDistribution):
+        return _projected_energy(dist, value, mask, patch_size, num_directions, generator)
+    if patch_size is not None:
+        raise ValueError(
+            f"patch_size={patch_size} needs the projected closed form: a joint Gaussian family with exponent 1 and "
+            f"lam 1; got family {dist.name!r}, exponent {exponent}, lam {lam}. Leave patch_size out."
+        )
+    if plain and not dist.joint:
+        return crps(dist, value)  # in one dimension the two are the same
+    if isinstance(dist, PointDistribution):  # X = X', so the second term is 0
+        return ensemble_energy_score(dist.loc.unsqueeze(0), value, exponent=exponent, lam=0.0, mask=mask)
     draws = dist.draws if isinstance(dist, SampleDistribution) else dist.rsample((num_draws,), generator)
     if dist.joint:
         return ensemble_energy_score(draws, value, exponent=exponent, lam=lam, mask=mask)
-    columns = draws.reshape(num_draws, -1, 1)
-    return ensemble_energy_score(columns, value.reshape(-1, 1), exponent=exponent, lam=lam).reshape(value.shape)
+    return coordinate_energy_score(draws, value, exponent=exponent, lam=lam)
 
 
 def _projected_energy(
@@ -124,7 +129,7 @@ def patch_projected_crps(
     """Mean CRPS along `num_directions` unit directions within each patch, (B,).
 
     The law of a patch is the marginal law of its coordinates. Patches tile the event; those that stick out of it are
-    padded with masked coordinates, which leave the event exactly.
+    padded with masked coordinates, which leave the event exactly. The mean is over patches with any coordinate left.
     """
     law, space = gaussian_components(dist), value.ndim - 2
     keep = torch.ones_like(value, dtype=torch.bool) if mask is None else expand_mask(mask, value)
@@ -137,7 +142,9 @@ def patch_projected_crps(
     part, part_keep = fold_patches(value, patch_size, space), fold_patches(keep, patch_size, space)
     directions = isotropic_directions(part[0].numel(), num_directions, like=value, generator=generator)
     along = projected_crps(patches, part, directions.reshape(-1, *part.shape[1:]), part_keep)  # (B P, N)
-    return along.mean(1).unflatten(0, (value.shape[0], -1)).mean(1)
+    occupied = part_keep.flatten(1).any(1).unflatten(0, (value.shape[0], -1))  # (B, P)
+    total = (along.mean(1).unflatten(0, occupied.shape) * occupied).sum(1)
+    return total / occupied.sum(1).clamp(min=1)
 
 
 def _num_patches(value: Tensor, patch_size: int) -> int:

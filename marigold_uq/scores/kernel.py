@@ -20,7 +20,13 @@ from marigold_uq.distributions import (
     SampleDistribution,
 )
 from marigold_uq.distributions.base import at_least_float32
-from marigold_uq.distributions.linear_algebra import drop_masked, expand_mask, full_precision, low_rank_quadratic
+from marigold_uq.distributions.linear_algebra import (
+    drop_masked,
+    expand_mask,
+    full_precision,
+    low_rank_quadratic,
+    tril_of_sum,
+)
 from marigold_uq.scores.ensemble import ensemble_kernel_score
 
 
@@ -120,8 +126,8 @@ def _(dist: CholeskyDistribution, value: Tensor, gamma: Tensor, mask: Tensor | N
     if mask is not None:
         keep = expand_mask(mask, value).flatten(1)
         residual, tril = torch.where(keep, residual, 0.0), torch.where(keep.unsqueeze(-1), tril, 0.0)
-    to_value = _dense_kernel(residual, tril @ tril.mT, gamma)
-    between = _dense_kernel(torch.zeros_like(residual), 2 * tril @ tril.mT, gamma)
+    to_value = _dense_kernel(residual, tril, gamma)
+    between = _dense_kernel(torch.zeros_like(residual), 2**0.5 * tril, gamma)
     return 0.5 * between - to_value + 0.5
 
 
@@ -139,9 +145,9 @@ def _joint_kernel(mean: Tensor, diag: Tensor, factor: Tensor, gamma: Tensor) -> 
     return torch.exp(-0.5 * log_det - quadratic)
 
 
-def _dense_kernel(mean: Tensor, covariance: Tensor, gamma: Tensor) -> Tensor:
-    eye = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
-    tril = torch.linalg.cholesky(eye + 2 * covariance / gamma.square()[:, None, None])
+def _dense_kernel(mean: Tensor, scale_tril: Tensor, gamma: Tensor) -> Tensor:
+    """E exp(-||Z||^2/gamma^2) for Z ~ N(mean, L L^T), flat (B, D) and (B, D, D); in the log domain."""
+    tril = tril_of_sum((2**0.5 / gamma[:, None, None]) * scale_tril, torch.ones_like(mean))  # of I + 2 S/gamma^2
     white = torch.linalg.solve_triangular(tril, (mean / gamma[:, None]).unsqueeze(-1), upper=False)
     log_det = 2 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     return torch.exp(-0.5 * log_det - white.square().sum((-2, -1)))

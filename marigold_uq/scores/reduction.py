@@ -36,28 +36,57 @@ def mean_score(
     weight: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
-    """Average score of a batch: the training loss.
+    """Average score of a batch, every coordinate that counts weighing the same.
 
     `mask` (True where a coordinate counts) may hide invalid or NaN targets; a joint law drops those coordinates from
     its event, a coordinate-wise score from the average. `weight` (B,) weighs samples. `score=None` takes the family's
     own.
     """
+    values, mask = _masked_scores(dist, value, score, mask, options)
+    return masked_mean(values, mask, weight)
+
+
+def sample_scores(
+    dist: NoiseDistribution, value: Tensor, score: str | None = None, *, mask: Tensor | None = None, **options: Any
+) -> Tensor:
+    """Score of each sample, (B,): of the event, or the mean over its coordinates that count; arguments as above.
+
+    Its mean over a batch does not depend on how the batch is cut into parts, which is what several processes need.
+    """
+    values, mask = _masked_scores(dist, value, score, mask, options)
+    if values.ndim == 1:
+        return values
+    if mask is None:
+        return values.flatten(1).mean(1)
+    keep = mask.flatten(1)
+    return torch.where(keep, values.flatten(1), 0.0).sum(1) / keep.sum(1).clamp(min=1)
+
+
+def _masked_scores(
+    dist: NoiseDistribution, value: Tensor, score: str | None, mask: Tensor | None, options: dict[str, Any]
+) -> tuple[Tensor, Tensor | None]:
+    """Unreduced scores, with masked targets hidden from the gradient, and the mask in full shape."""
     name = score or dist.default_score
     if name not in SCORES:
         raise ValueError(f"unknown score {name!r}; choose one of {', '.join(sorted(SCORES))}")
     value = at_least_float32(value)
     if mask is not None:
-        value = torch.where(expand_mask(mask, value), value, dist.mean.detach())
+        mask = expand_mask(mask, value)
+        value = torch.where(mask, value, dist.mean.detach())
         if SCORES[name] not in (crps, squared_error):
-            options["mask"] = mask
-    return masked_mean(SCORES[name](dist, value, **options), mask, weight)
+            options = {**options, "mask": mask}
+    return SCORES[name](dist, value, **options), mask
 
 
 def masked_mean(values: Tensor, mask: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
-    """Mean of (B, *event) over the coordinates that count, or of (B,) over the samples that have any."""
+    """Mean of (B, *event) over the coordinates that count, or of (B,) over the samples that have any.
+
+    The mask of (B,) values is that of their events, (B, *event), or already (B,).
+    """
     keep = torch.ones_like(values)
     if mask is not None:
-        keep = (expand_mask(mask, values) if values.ndim > 1 else mask.flatten(1).any(1)).to(values.dtype)
+        keep = expand_mask(mask if values.ndim > 1 else mask.reshape(len(mask), -1).any(1), values).to(values.dtype)
     if weight is not None:
         keep = keep * weight.reshape(-1, *[1] * (values.ndim - 1))
-    return (values * keep).sum() / keep.sum().clamp(min=torch.finfo(values.dtype).tiny)
+    counted = torch.where(keep != 0, values, 0.0)  # a masked value may be NaN
+    return (counted * keep).sum() / keep.sum().clamp(min=torch.finfo(values.dtype).tiny)

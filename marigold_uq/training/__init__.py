@@ -1,0 +1,1 @@
+"""One training loop for all tasks: accelerate, EMA, exact resume, clean interruption."""

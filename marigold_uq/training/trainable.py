@@ -1,0 +1,75 @@
+"""Which parameters learn: all of the U-Net, its new output channels alone, or low-rank adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
+
+LORA_TARGETS = ["to_q", "to_k", "to_v", "to_out.0", "conv1", "conv2", "proj_in", "proj_out"]
+
+
+def choose_trainable(
+    pipeline: MarigoldUQDepthPipeline, mode: Literal["full", "head", "lora"], *, lora_rank: int = 16
+) -> None:
+    """Set `requires_grad` throughout the U-Net.
+
+    "head": only the channels of conv_out that leave the law's mean alone, so the prediction of a published checkpoint
+    stays what it was, to the bit. "lora": adapters of rank `lora_rank` (peft), and the first and last convolution.
+    """
+    unet = pipeline.unet
+    if mode == "full":
+        unet.requires_grad_(True)
+    elif mode == "head":
+        _train_head(pipeline)
+    elif mode == "lora":
+        _add_adapters(pipeline, lora_rank)
+    else:
+        raise ValueError(f"trainable is 'full', 'head' or 'lora'; got {mode!r}")
+
+
+def _train_head(pipeline: MarigoldUQDepthPipeline) -> None:
+    config = pipeline.scheduler.config
+    blocks = pipeline.scheduler.family.initial_blocks(config.num_components, config.rank, 1.0)
+    free = torch.tensor([not block.moves_mean for block in blocks])
+    if not bool(free.any()):
+        raise ValueError(f"family {config.noise_family!r} has no output channels besides its mean: nothing to learn")
+    head = pipeline.unet.conv_out
+    rows = free.repeat_interleave(head.out_channels // len(blocks))
+    pipeline.unet.requires_grad_(False)
+    for parameter in (head.weight, head.bias):
+        parameter.requires_grad_(True)
+        parameter.register_hook(_keep_rows(rows))
+
+
+def _keep_rows(rows: Tensor) -> Callable[[Tensor], Tensor]:
+    """Gradient hook: zero for the rows that must not move, and with Adam and no weight decay they do not."""
+
+    def hook(gradient: Tensor) -> Tensor:
+        return gradient * rows.to(gradient).reshape(-1, *[1] * (gradient.ndim - 1))
+
+    return hook
+
+
+def _add_adapters(pipeline: MarigoldUQDepthPipeline, rank: int) -> None:
+    try:
+        from peft import LoraConfig
+    except ImportError as error:
+        raise ImportError("LoRA needs peft: pip install 'marigold_uq[lora]'") from error
+    unet = pipeline.unet
+    unet.requires_grad_(False)
+    unet.add_adapter(LoraConfig(r=rank, lora_alpha=rank, init_lora_weights="gaussian", target_modules=LORA_TARGETS))
+    for convolution in (unet.conv_in, unet.conv_out):
+        convolution.requires_grad_(True)
+
+
+def merge_adapters(pipeline: MarigoldUQDepthPipeline) -> None:
+    """Fold adapters into the weights, so that the saved U-Net is a plain one; nothing to do without adapters."""
+    unet = pipeline.unet
+    if getattr(unet, "peft_config", None):
+        unet.fuse_lora()
+        unet.unload_lora()
