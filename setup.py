@@ -4,11 +4,15 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
-TEST = ["pytest>=8", "scoringrules>=0.8,<0.11", "h5py", "pandas"]
+EXR, HYPERSIM, LORA = ["OpenEXR>=3.3"], ["h5py"], ["peft"]
+TEST = ["pytest>=8", "scoringrules>=0.8,<0.11", *EXR, *HYPERSIM, *LORA]
 EXTRAS = {
     "test": TEST,
     "dev": [*TEST, "ruff==0.17.4", "mypy>=1.15", "pre-commit"],
-    "lora": ["peft"],
+    "exr": EXR,
+    "hypersim": HYPERSIM,
+    "huggingface": ["datasets"],
+    "lora": LORA,
     "tracking": ["tensorboard"],
 }
 
