@@ -34,6 +34,18 @@ class OptimizerConfig:
     beta2: float = 0.999
     max_grad_norm: float = 1.0
 
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "final_factor"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is positive; got {getattr(self, name)}")
+        for name in ("warmup_steps", "weight_decay", "max_grad_norm"):
+            _at_least(0, name, getattr(self, name))
+        if self.decay != "constant" and self.decay_steps <= self.warmup_steps:
+            raise ValueError(
+                f"decay_steps={self.decay_steps} counts from the start of training and must exceed "
+                f"warmup_steps={self.warmup_steps}; or take decay='constant'"
+            )
+
 
 @dataclass(frozen=True)
 class TrainingConfig:
@@ -45,11 +57,12 @@ class TrainingConfig:
         batch_size: Effective batch, over processes and accumulation.
         micro_batch_size: Samples per process and forward pass; None takes batch_size / processes.
         optimizer: Adam and its schedule.
-        ema_decay: Decay of the exponential moving average of the weights; 0 turns it off.
+        ema_decay: Decay of the exponential moving average of the weights; 0 turns it off. diffusers' EMAModel warms it
+            up: after n steps the decay is min(ema_decay, n / (n + 9)), and 0 at the first.
         mixed_precision: "no", "fp16" or "bf16".
         gradient_checkpointing: Trade time for memory.
-        checkpoint_every: Steps between checkpoints.
-        checkpoint_limit: How many to keep, newest first.
+        checkpoint_every: Steps between checkpoints; there is one at the end and at an interruption as well.
+        checkpoint_limit: How many to keep, newest first; at least 1.
         validate_every: Steps between validations; 0 turns them off.
         log_every: Steps between entries of metrics.jsonl.
         resume: "latest" goes on from the newest checkpoint where there is one, "never" refuses a used folder, and a
@@ -77,3 +90,18 @@ class TrainingConfig:
     num_workers: int = 0
     tracker: Literal["tensorboard", "wandb", "none"] = "tensorboard"
     cpu: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("max_steps", "batch_size", "checkpoint_every", "checkpoint_limit", "log_every"):
+            _at_least(1, name, getattr(self, name))
+        for name in ("validate_every", "num_workers", "seed"):
+            _at_least(0, name, getattr(self, name))
+        if self.micro_batch_size is not None:
+            _at_least(1, "micro_batch_size", self.micro_batch_size)
+        if not 0 <= self.ema_decay < 1:
+            raise ValueError(f"ema_decay lies in [0, 1), 0 turns it off; got {self.ema_decay}")
+
+
+def _at_least(smallest: int, name: str, value: float) -> None:
+    if value < smallest:
+        raise ValueError(f"{name} is at least {smallest}; got {value}")

@@ -11,6 +11,7 @@ from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from diffusers.models.modeling_utils import ModelMixin
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 
+from marigold_uq.component_config import store_in_config
 from marigold_uq.data.depth import AugmentedDataset, MixtureDataset, build_dataset
 from marigold_uq.models.prompt_embedding import PromptEmbedding
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
@@ -73,7 +74,7 @@ def start_pipeline(start: StartConfig, *, seed: int = 0) -> MarigoldUQDepthPipel
             initial_scale=start.initial_scale,
             seed=seed,
         )
-    pipeline.scheduler.register_to_config(eta=start.eta)
+    store_in_config(pipeline.scheduler, eta=start.eta)
     return pipeline
 
 
@@ -127,7 +128,7 @@ def build_part(part: DataPart) -> Any:
 
         return ProceduralScenes(**part.options)
     if part.name == "latents":
-        from marigold_uq.data.latents import LatentShards
+        from marigold_uq.data.shards import LatentShards
 
         return LatentShards(Path(str(part.root)), **part.options)
     return build_dataset(part.name, part.root, part.filenames, **part.options)

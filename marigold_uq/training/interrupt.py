@@ -1,20 +1,30 @@
 """Ctrl-C and SIGTERM finish the step, save and leave."""
 
 import signal
+import threading
+import time
 from types import FrameType, TracebackType
 from typing import Any
 
+REPEAT_SECONDS = 3.0
+"""torchrun passes on a Ctrl-C that its processes received already: an echo within this time is no second one."""
+
 
 class InterruptGuard:
-    """Within the block the first SIGINT or SIGTERM sets `requested`; a second SIGINT interrupts at once."""
+    """Within the block the first SIGINT or SIGTERM sets `requested`; a second, later SIGINT interrupts at once.
+
+    Python handles signals in its main thread only; in another one the guard does nothing.
+    """
 
     def __init__(self) -> None:
         self.requested = False
+        self._first = 0.0
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> "InterruptGuard":
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._previous[number] = signal.signal(number, self._note)
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(
@@ -24,6 +34,8 @@ class InterruptGuard:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.requested and number == signal.SIGINT:
+        now = time.monotonic()
+        if not self.requested:
+            self.requested, self._first = True, now
+        elif number == signal.SIGINT and now - self._first > REPEAT_SECONDS:
             raise KeyboardInterrupt
-        self.requested = True

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs, set_seed
+from accelerate.utils import DistributedDataParallelKwargs, gather_object, set_seed
 from diffusers.training_utils import EMAModel
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from marigold_uq.randomness import member_generators
+from marigold_uq.randomness import member_seed
 from marigold_uq.training.config import TrainingConfig
 from marigold_uq.training.interrupt import InterruptGuard
 from marigold_uq.training.order import BatchPlan, steps_of_run
-from marigold_uq.training.run_folder import CHECKPOINT, RunFolder, checkpoint_step
+from marigold_uq.training.run_folder import CHECKPOINT, RunFolder, checkpoint_step, replacing_folder
 from marigold_uq.training.schedule import rate_factor
 from marigold_uq.training.task import TrainingTask
+from marigold_uq.training.tracking import installed_tracker, log_numbers, log_pictures, start_trackers
 
 
 class NonFiniteLossError(FloatingPointError):
-    """The loss became NaN or infinite; the message names the step and the samples."""
+    """The loss or its gradient became NaN or infinite; the message names the step and the samples."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ def make_accelerator(config: TrainingConfig) -> Accelerator:
     return Accelerator(
         mixed_precision=config.mixed_precision,
         cpu=config.cpu,
-        log_with=None if config.tracker == "none" else config.tracker,
+        log_with=installed_tracker(config.tracker),
         project_dir=str(config.output),
         kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
     )
@@ -58,156 +60,166 @@ class Trainer:
         self.plan = BatchPlan.of(config, self.accelerator.process_index, self.accelerator.num_processes)
         self.folder = RunFolder(config.output)
         set_seed(config.seed, device_specific=True)  # for dropout alone; everything else has generators
-        if config.gradient_checkpointing:
-            task.network.enable_gradient_checkpointing()  # type: ignore[operator]
-        trainable = [p for p in task.network.parameters() if p.requires_grad]
-        if not trainable:
-            raise ValueError("no parameter of the network requires a gradient: there is nothing to train")
+        self.trainable = _prepare_network(task, config)
         rate = config.optimizer
         optimizer = torch.optim.AdamW(
-            trainable, lr=rate.learning_rate, betas=(rate.beta1, rate.beta2), weight_decay=rate.weight_decay
+            self.trainable, lr=rate.learning_rate, betas=(rate.beta1, rate.beta2), weight_decay=rate.weight_decay
         )
         self.network, self.optimizer = self.accelerator.prepare(task.network, optimizer)
-        self.ema = EMAModel(trainable, decay=config.ema_decay) if config.ema_decay else None
-        if self.ema is not None:
-            self.ema.to(self.accelerator.device)
+        self.ema = EMAModel(self.trainable, decay=config.ema_decay) if config.ema_decay else None
         self.accelerator.register_for_checkpointing(*([self.ema] if self.ema else []), *task.states())
 
     def run(self, description: str = "training", config_text: str = "") -> TrainingResult:
-        """Train to max_steps, from the newest checkpoint where there is one."""
-        start = self._prepare_folder(config_text)
-        step = start
-        with InterruptGuard() as guard, self._progress(start, description) as bar:
-            steps = steps_of_run(
-                self.task.dataset,
-                self.plan,
-                start_step=start,
-                max_steps=self.config.max_steps,
-                num_workers=self.config.num_workers,
-            )
+        """Train to max_steps, from the newest checkpoint where there is one, and save the model."""
+        step = self._prepare_run(config_text)
+        self._catch_up_validation(step)
+        with InterruptGuard() as guard, self._progress(step, description) as bar, closing(self._steps(step)) as steps:
             for index, batches in steps:
-                loss = self._step(index, batches)
+                record, stop = self._step(index, batches, guard)
                 step = index + 1
                 bar.update()
-                bar.set_postfix(loss=f"{loss:.4f}")
-                stop = self._any_process(guard.requested)
-                self._after_step(step, loss, force_checkpoint=stop)
+                bar.set_postfix(loss=f"{record['loss']:.4f}")
+                self._after_step(record, stop)
                 if stop:
                     break
         finished = step >= self.config.max_steps
         if finished:
-            self._finish(step)
+            self._save_model()
         self.accelerator.end_training()
         return TrainingResult(step, finished, self.config.output)
 
-    def _prepare_folder(self, config_text: str) -> int:
-        """Folders, config, trackers, and the checkpoint to go on from; returns the first step."""
-        if self.accelerator.is_main_process:
+    def _prepare_run(self, config_text: str) -> int:
+        """Folders, the checkpoint to go on from, files about the run, trackers; returns the first step."""
+        accelerator = self.accelerator
+        if accelerator.is_main_process:
             self.folder.create(self.config.resume)
-            self.folder.write_versions()
-            if config_text:
-                self.folder.write_text("config.yaml", config_text)
-        self.accelerator.wait_for_everyone()
-        if self.config.tracker != "none":
-            self.accelerator.init_trackers("tracker")
-        checkpoint = self.folder.find_checkpoint(self.config.resume)
-        if checkpoint is None:
-            return 0
-        self.accelerator.load_state(str(checkpoint))
-        step = checkpoint_step(checkpoint)
-        if self.accelerator.is_main_process:
+        accelerator.wait_for_everyone()
+        step = self._load_checkpoint(self.folder.find_checkpoint(self.config.resume))
+        if accelerator.is_main_process:
             self.folder.forget_after(step)
-        self.accelerator.print(f"resumed from {checkpoint}")
+            facts = {"num_processes": accelerator.num_processes, "device": accelerator.device.type}
+            self.folder.write_versions(**facts, mixed_precision=self.config.mixed_precision)
+            if config_text:
+                self.folder.write_config(config_text, step)
+        start_trackers(accelerator, self.config.output, step + 1)
         return step
 
+    def _load_checkpoint(self, checkpoint: Path | None) -> int:
+        """Weights, optimiser, average, task and random states; the number of steps done."""
+        if checkpoint is not None:
+            if not (checkpoint / f"random_states_{self.accelerator.process_index}.pkl").exists():
+                warnings.warn(
+                    f"{checkpoint} was written by fewer processes than the {self.accelerator.num_processes} of now: "
+                    "the random state of dropout is not restored",
+                    stacklevel=2,
+                )
+            self.accelerator.load_state(str(checkpoint))
+            self.accelerator.print(f"resumed from {checkpoint}")
+        if self.ema is not None:
+            self.ema.to(self.accelerator.device)  # a checkpoint is read to the CPU
+        return 0 if checkpoint is None else checkpoint_step(checkpoint)
+
     def _progress(self, start: int, description: str) -> tqdm[Any]:
-        return tqdm(
-            total=self.config.max_steps,
-            initial=start,
-            desc=description,
-            unit="step",
-            disable=not self.accelerator.is_local_main_process,
+        hidden = not self.accelerator.is_local_main_process
+        return tqdm(total=self.config.max_steps, initial=start, desc=description, unit="step", disable=hidden)
+
+    def _steps(self, start: int) -> Iterator[tuple[int, list[Any]]]:
+        config = self.config
+        return steps_of_run(
+            self.task.dataset,
+            self.plan,
+            start_step=start,
+            max_steps=config.max_steps,
+            num_workers=config.num_workers,
+            seed=config.seed,
+            collate=getattr(self.task, "collate", None),
         )
 
-    def _step(self, step: int, batches: list[Any]) -> float:
-        """One optimiser step over this process's micro batches; the loss averaged over all processes."""
+    def _step(self, step: int, batches: list[Any], guard: InterruptGuard) -> tuple[dict[str, Any], bool]:
+        """One optimiser step over this process's micro batches; what to log, and whether any process shall stop."""
         rate = self.config.optimizer
         for group in self.optimizer.param_groups:
             group["lr"] = rate.learning_rate * rate_factor(step, rate)
-        generators = self._generators(step)
-        total = torch.zeros((), device=self.accelerator.device)
-        for number, batch in enumerate(batches):
-            own = generators[number * self.plan.micro : (number + 1) * self.plan.micro]
-            last = number == len(batches) - 1
-            with self._maybe_no_sync(last):
-                losses = self.task.losses(self.network, batch, own)
-                self._check_finite(step, losses, batch)
-                self.accelerator.backward(losses.mean() / len(batches))
-            total += losses.detach().mean() / len(batches)
-        if rate.max_grad_norm:
-            self.accelerator.clip_grad_norm_(self.network.parameters(), rate.max_grad_norm)
+        losses = self._backward(step, batches)
+        loss, num_bad, stop = self._mean_over_processes(losses.mean(), (~losses.isfinite()).any(), guard.requested)
+        if num_bad:
+            self._stop_at_non_finite(step, batches, ~losses.isfinite(), "loss")
+        norm = float(self.accelerator.clip_grad_norm_(self.trainable, rate.max_grad_norm or float("inf")))
+        if self.accelerator.scaler is None and not norm < float("inf"):  # a scaler leaves such steps out itself
+            self._stop_at_non_finite(step, batches, torch.ones_like(losses, dtype=torch.bool), "gradient")
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.ema is not None:
-            self.ema.step([p for p in self.task.network.parameters() if p.requires_grad])
+            self.ema.step(self.trainable)
         self.task.after_step(step + 1)
-        return float(self.accelerator.reduce(total, "mean"))
+        learning_rate = self.optimizer.param_groups[0]["lr"]
+        return {"step": step + 1, "loss": loss, "learning_rate": learning_rate, "gradient_norm": norm}, stop > 0
 
-    def _generators(self, step: int) -> list[torch.Generator]:
-        """A stream per sample of this process, from its place in the effective batch."""
-        share = self.plan.micro * self.plan.accumulation
-        everyone = member_generators(self.config.seed, self.plan.size, prefix=(step,))
-        return everyone[self.plan.process * share : (self.plan.process + 1) * share]
+    def _backward(self, step: int, batches: list[Any]) -> Tensor:
+        """Gradient of the mean over the effective batch; this process's losses."""
+        generators = [torch.Generator().manual_seed(member_seed(self.config.seed, step, m)) for m in self.plan.share]
+        parts = []
+        for number, batch in enumerate(batches):
+            own = generators[number * self.plan.micro : (number + 1) * self.plan.micro]
+            last = number == len(batches) - 1  # processes exchange gradients at the last micro batch only
+            with nullcontext() if last else self.accelerator.no_sync(self.network):
+                losses = self.task.losses(self.network, batch, own)
+                self.accelerator.backward(losses.mean() / len(batches))
+            parts.append(losses.detach())
+        return torch.cat(parts)
 
-    @contextmanager
-    def _maybe_no_sync(self, last: bool) -> Iterator[None]:
-        """Processes exchange gradients at the last micro batch only."""
-        if last:
-            yield
-        else:
-            with self.accelerator.no_sync(self.network):
-                yield
+    def _mean_over_processes(self, *values: Tensor | bool) -> list[float]:
+        """One exchange for everything that all processes must know."""
+        own = torch.stack([torch.as_tensor(value, device=self.accelerator.device).float() for value in values])
+        return self.accelerator.reduce(own, "mean").tolist()
 
-    def _check_finite(self, step: int, losses: Tensor, batch: Any) -> None:
-        """All processes stop together, and the message names the samples of the process that met it."""
-        bad = ~torch.isfinite(losses.detach())
-        if not self._any_process(bool(bad.any())):
-            return
-        names = [name for name, flag in zip(self.task.describe(batch), bad.tolist(), strict=True) if flag]
-        where = f"samples {', '.join(names)}" if names else "samples of another process"
+    def _stop_at_non_finite(self, step: int, batches: list[Any], bad: Tensor, what: str) -> None:
+        """All processes stop together, each with the names of all samples concerned."""
+        names = [name for batch in batches for name in self.task.describe(batch)]
+        concerned = gather_object([name for name, flag in zip(names, bad.tolist(), strict=True) if flag])
         raise NonFiniteLossError(
-            f"loss is not finite at step {step + 1} for {where}; checkpoints are untouched, the newest is "
-            f"{self.folder.find_checkpoint('latest')}. Lower the learning rate, or look at these samples"
+            f"{what} is not finite at step {step + 1} for samples {', '.join(concerned)}; checkpoints are untouched, "
+            f"the newest is {self.folder.find_checkpoint('latest')}. Lower the learning rate, or look at these samples"
         )
 
-    def _any_process(self, flag: bool) -> bool:
-        if self.accelerator.num_processes == 1:
-            return flag
-        votes = torch.tensor(float(flag), device=self.accelerator.device)
-        return float(self.accelerator.reduce(votes, "sum")) > 0
-
-    def _after_step(self, step: int, loss: float, *, force_checkpoint: bool) -> None:
-        config = self.config
+    def _after_step(self, record: dict[str, Any], stop: bool) -> None:
+        config, step = self.config, record["step"]
         is_last = step == config.max_steps
         if step % config.log_every == 0 or is_last:
-            self._log({"step": step, "loss": loss, "learning_rate": self.optimizer.param_groups[0]["lr"]})
-        if force_checkpoint or step % config.checkpoint_every == 0 or is_last:
+            self._log(record)
+        if stop or step % config.checkpoint_every == 0 or is_last:
             self._save_checkpoint(step)
-        if config.validate_every and (step % config.validate_every == 0 or is_last):
-            with self.averaged_weights():
-                network = self.accelerator.unwrap_model(self.network)
-                self._log({"step": step, **self.task.validate(network, step, self.folder.pictures)})
+        if self._validation_due(step) and (is_last or not stop):  # who stops in a hurry validates when it resumes
+            self._validate(step)
+
+    def _validation_due(self, step: int) -> bool:
+        config = self.config
+        return bool(config.validate_every and step and (step % config.validate_every == 0 or step == config.max_steps))
+
+    def _catch_up_validation(self, step: int) -> None:
+        """The validation of the checkpoint's step, where the run ended between the two."""
+        missing = self.accelerator.is_main_process and not self.folder.validated_at(step)
+        if self._validation_due(step) and self._mean_over_processes(missing)[0]:
+            self._validate(step)
+
+    def _validate(self, step: int) -> None:
+        """Scores and pictures with the averaged weights; the training's random stream is left alone."""
+        pictures = self.folder.pictures / f"step-{step:07d}"
+        device = self.accelerator.device
+        with self.averaged_weights(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+            scores = self.task.validate(self.accelerator.unwrap_model(self.network), step, pictures)
+        if scores:
+            self._log({"step": step, **scores})
+        log_pictures(self.accelerator, pictures, step)
 
     def _log(self, record: dict[str, Any]) -> None:
         if self.accelerator.is_main_process:
             self.folder.log(record)
-        self.accelerator.log({k: v for k, v in record.items() if k != "step"}, step=record["step"])
+        log_numbers(self.accelerator, record)
 
     def _save_checkpoint(self, step: int) -> None:
         """Under a hidden name first, so that a killed run leaves no half checkpoint."""
         final = self.folder.checkpoints / f"{CHECKPOINT}{step}"
-        if final.exists():
-            return
         temporary = final.with_name(f".{final.name}")
         self.accelerator.save_state(str(temporary))
         self.accelerator.wait_for_everyone()
@@ -222,17 +234,30 @@ class Trainer:
         if self.ema is None:
             yield
             return
-        trainable = [p for p in self.task.network.parameters() if p.requires_grad]
-        self.ema.store(trainable)
-        self.ema.copy_to(trainable)
+        self.ema.store(self.trainable)
+        self.ema.copy_to(self.trainable)
         try:
             yield
         finally:
-            self.ema.restore(trainable)
+            self.ema.restore(self.trainable)
 
-    def _finish(self, step: int) -> None:
+    def _save_model(self) -> None:
+        if self.accelerator.is_main_process:
+            with self.averaged_weights(), replacing_folder(self.folder.model) as folder:
+                self.task.save(self.accelerator.unwrap_model(self.network), folder)
         self.accelerator.wait_for_everyone()
-        if not self.accelerator.is_main_process:
-            return
-        with self.averaged_weights():
-            self.task.save(self.accelerator.unwrap_model(self.network), self.folder.model)
+
+
+def _prepare_network(task: TrainingTask, config: TrainingConfig) -> list[torch.nn.Parameter]:
+    """Training mode (a loaded network is in evaluation mode), gradient checkpointing; the parameters that learn."""
+    task.network.train()
+    if config.gradient_checkpointing:
+        if not hasattr(task.network, "enable_gradient_checkpointing"):
+            raise ValueError(
+                f"{type(task.network).__name__} cannot checkpoint gradients: set gradient_checkpointing off"
+            )
+        task.network.enable_gradient_checkpointing()  # type: ignore[operator]
+    trainable = [parameter for parameter in task.network.parameters() if parameter.requires_grad]
+    if not trainable:
+        raise ValueError("no parameter of the network requires a gradient: there is nothing to train")
+    return trainable

@@ -1,16 +1,25 @@
 """Which samples make up which step: a function of the step, so a resumed run reads on exactly where it stopped."""
 
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+import torch
 from torch.utils.data import DataLoader, Dataset
 
+from marigold_uq.randomness import member_seed
 from marigold_uq.training.config import TrainingConfig
+
+Collate = Callable[[list[Any]], Any]
 
 
 class Ordered(Protocol):
-    """A data set that is read in order; `set_epoch` (where there is one) draws the order anew."""
+    """A data set. One with `set_epoch` draws its own order and is read from front to back; others are shuffled here.
+
+    An epoch is cut into whole batches: the rest, fewer samples than one batch, waits for another epoch's order.
+    """
 
     def __len__(self) -> int: ...
 
@@ -33,7 +42,8 @@ class BatchPlan:
         accumulation, rest = divmod(config.batch_size, micro * processes)
         if rest or not accumulation:
             raise ValueError(
-                f"batch_size={config.batch_size} is not a multiple of micro_batch_size={micro} x {processes} processes"
+                f"batch_size={config.batch_size} is not a multiple of micro_batch_size={micro} x {processes} "
+                f"processes = {micro * processes}; change one of the three"
             )
         return cls(micro, accumulation, process, processes)
 
@@ -42,48 +52,83 @@ class BatchPlan:
         """The effective batch."""
         return self.micro * self.accumulation * self.processes
 
+    @property
+    def share(self) -> range:
+        """Places of this process in the effective batch."""
+        length = self.micro * self.accumulation
+        return range(self.process * length, (self.process + 1) * length)
+
     def positions(self, step_in_epoch: int) -> list[list[int]]:
         """Micro batches of this process at a step, as positions in the epoch."""
-        first = step_in_epoch * self.size + self.process * self.micro * self.accumulation
-        return [
-            list(range(start, start + self.micro))
-            for start in range(first, first + self.accumulation * self.micro, self.micro)
-        ]
+        places = [step_in_epoch * self.size + place for place in self.share]
+        return [places[first : first + self.micro] for first in range(0, len(places), self.micro)]
 
 
 class _StepSampler:
     """Batch sampler: the micro batches of steps `first`, `first + 1`, ... of one epoch."""
 
-    def __init__(self, plan: BatchPlan, first: int, last: int) -> None:
-        self.plan, self.first, self.last = plan, first, last
+    def __init__(self, plan: BatchPlan, steps: range, order: list[int] | None) -> None:
+        self.plan, self.steps, self.order = plan, steps, order
 
     def __iter__(self) -> Iterator[list[int]]:
-        for step in range(self.first, self.last):
-            yield from self.plan.positions(step)
+        for step in self.steps:
+            for positions in self.plan.positions(step):
+                yield positions if self.order is None else [self.order[position] for position in positions]
 
     def __len__(self) -> int:
-        return (self.last - self.first) * self.plan.accumulation
+        return len(self.steps) * self.plan.accumulation
 
 
 def steps_of_run(
-    dataset: Ordered, plan: BatchPlan, *, start_step: int, max_steps: int, num_workers: int, collate: Any = None
+    dataset: Ordered,
+    plan: BatchPlan,
+    *,
+    start_step: int,
+    max_steps: int,
+    num_workers: int,
+    seed: int = 0,
+    collate: Collate | None = None,
 ) -> Iterator[tuple[int, list[Any]]]:
     """(step, this process's micro batches) from `start_step` to `max_steps`, epoch after epoch."""
     steps_per_epoch = len(dataset) // plan.size
     if steps_per_epoch == 0:
-        raise ValueError(f"the data set has {len(dataset)} samples, fewer than one batch of {plan.size}")
+        raise ValueError(
+            f"the data set has {len(dataset)} samples per epoch, fewer than one batch of {plan.size}: lower batch_size"
+        )
     step = start_step
     while step < max_steps:
         epoch, first = divmod(step, steps_per_epoch)
-        if hasattr(dataset, "set_epoch"):
-            dataset.set_epoch(epoch)
-        last = min(steps_per_epoch, first + max_steps - step)
-        batches = iter(_loader(dataset, _StepSampler(plan, first, last), num_workers, collate))
-        for _ in range(first, last):
+        steps = range(first, min(steps_per_epoch, first + max_steps - step))
+        sampler = _StepSampler(plan, steps, _order_of_epoch(dataset, epoch, seed))
+        batches = iter(_loader(dataset, sampler, num_workers, member_seed(seed, epoch), collate))
+        for _ in steps:
             yield step, [next(batches) for _ in range(plan.accumulation)]
             step += 1
 
 
-def _loader(dataset: Any, sampler: _StepSampler, num_workers: int, collate: Any) -> DataLoader[Any]:
+def _order_of_epoch(dataset: Ordered, epoch: int, seed: int) -> list[int] | None:
+    """A permutation that follows from (seed, epoch); None where the data set orders itself."""
+    if hasattr(dataset, "set_epoch"):
+        dataset.set_epoch(epoch)
+        return None
+    return np.random.default_rng(member_seed(seed, epoch)).permutation(len(dataset)).tolist()
+
+
+def _loader(
+    dataset: Any, sampler: _StepSampler, num_workers: int, seed: int, collate: Collate | None
+) -> DataLoader[Any]:
+    """A loader with its own generator: otherwise each start draws from the global stream, which dropout uses."""
     source: Dataset[Any] = dataset
-    return DataLoader(source, batch_sampler=sampler, num_workers=num_workers, collate_fn=collate)  # type: ignore[arg-type]
+    return DataLoader(
+        source,
+        batch_sampler=sampler,  # type: ignore[arg-type]
+        num_workers=num_workers,
+        collate_fn=collate,
+        worker_init_fn=_ignore_interrupts,
+        generator=torch.Generator().manual_seed(seed),
+    )
+
+
+def _ignore_interrupts(worker: int) -> None:
+    """Ctrl-C reaches the whole process group; the main process finishes its step and needs its workers for that."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -26,12 +29,21 @@ class RunFolder:
         self.metrics = self.root / "metrics.jsonl"
 
     def create(self, resume: str) -> None:
-        """Make the folders; with resume="never" a folder that holds a run already is refused."""
+        """Make the folders; a folder that holds a run is refused unless that run is to go on from its newest state."""
         if resume == "never" and (self.metrics.exists() or self.list_checkpoints()):
             raise FileExistsError(f"{self.root} holds a run already; choose another output, or resume='latest'")
-        for folder in (self.root, self.checkpoints, self.pictures):
+        start = self.find_checkpoint(resume)
+        later = [
+            path.name for path in self.list_checkpoints() if start and checkpoint_step(path) > checkpoint_step(start)
+        ]
+        if later:
+            raise FileExistsError(
+                f"{self.checkpoints} holds checkpoints later than {start}: {', '.join(later)}. Go on from the newest "
+                "with resume='latest', move them away, or choose another output"
+            )
+        for folder in (self.root, self.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
-        for leftover in self.checkpoints.glob(".*"):  # of a run that was killed while it saved
+        for leftover in self.checkpoints.glob(f".{CHECKPOINT}*"):  # of a run that was killed while it saved
             shutil.rmtree(leftover)
 
     def write_text(self, name: str, text: str) -> None:
@@ -39,22 +51,38 @@ class RunFolder:
         with atomic_path(self.root / name, overwrite=True) as temporary:
             temporary.write_text(text, encoding="utf-8")
 
-    def write_versions(self) -> None:
-        """versions.json: Python and the packages that matter."""
-        self.write_text("versions.json", json.dumps(versions(), indent=2) + "\n")
+    def write_config(self, text: str, step: int) -> None:
+        """config.yaml; where a resumed run was asked for something else before, that stays under another name."""
+        path = self.root / "config.yaml"
+        if path.exists() and path.read_text(encoding="utf-8") != text:
+            os.replace(path, self.root / f"config-until-step-{step}.yaml")
+        self.write_text(path.name, text)
+
+    def write_versions(self, **facts: str | int) -> None:
+        """versions.json: Python, the packages that matter, and `facts` about this run."""
+        self.write_text("versions.json", json.dumps({**versions(), **facts}, indent=2) + "\n")
 
     def log(self, record: dict[str, Any]) -> None:
         """Append a line to metrics.jsonl."""
         with self.metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
+    def records(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl; a last one that a killed run left unfinished does not count."""
+        if not self.metrics.exists():
+            return []
+        complete, _, _ = self.metrics.read_text(encoding="utf-8").rpartition("\n")
+        return [json.loads(line) for line in complete.splitlines()]
+
     def forget_after(self, step: int) -> None:
         """Drop metrics of steps that a resumed run makes again."""
-        if not self.metrics.exists():
-            return
-        lines = self.metrics.read_text(encoding="utf-8").splitlines()
-        kept = [line for line in lines if line.strip() and _step_of(line) <= step]
-        self.write_text("metrics.jsonl", "".join(line + "\n" for line in kept))
+        if self.metrics.exists():
+            kept = [record for record in self.records() if record["step"] <= step]
+            self.write_text("metrics.jsonl", "".join(json.dumps(record) + "\n" for record in kept))
+
+    def validated_at(self, step: int) -> bool:
+        """Whether metrics.jsonl has the validation of a step, besides its loss."""
+        return any(record["step"] == step and "loss" not in record for record in self.records())
 
     def list_checkpoints(self) -> list[Path]:
         """Finished checkpoints, oldest first."""
@@ -70,12 +98,24 @@ class RunFolder:
         path = Path(resume)
         if not path.is_dir():
             raise FileNotFoundError(f"no checkpoint folder {path}; resume is 'latest', 'never' or a checkpoint's path")
+        checkpoint_step(path)
         return path
 
     def keep_newest(self, limit: int) -> None:
         """Remove all but the newest `limit` checkpoints."""
-        for old in self.list_checkpoints()[: -max(1, limit)]:
+        for old in self.list_checkpoints()[:-limit]:
             shutil.rmtree(old)
+
+
+@contextmanager
+def replacing_folder(final: Path) -> Iterator[Path]:
+    """A hidden folder to write to, which takes the place of `final` once the block is left without an error."""
+    temporary = final.with_name(f".{final.name}")
+    shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed while it wrote
+    yield temporary
+    if final.exists():
+        shutil.rmtree(final)
+    os.replace(temporary, final)
 
 
 def checkpoint_step(path: Path) -> int:
@@ -84,10 +124,6 @@ def checkpoint_step(path: Path) -> int:
     if not number.isdecimal():
         raise ValueError(f"{path} is not a checkpoint: expected a folder named {CHECKPOINT}<step>")
     return int(number)
-
-
-def _step_of(line: str) -> int:
-    return int(json.loads(line)["step"])
 
 
 def versions() -> dict[str, str]:

@@ -24,6 +24,8 @@ class TrainingTask(Protocol):
 
     Everything random in `losses` comes from the generators, one per sample, which follow from (seed, step, place in the
     effective batch): the same whatever the number of processes, and the same again after a resume.
+
+    A task may have a method `collate(samples) -> batch` for its micro batches; without one torch's default is taken.
     """
 
     network: nn.Module
@@ -42,7 +44,11 @@ class TrainingTask(Protocol):
         """Further things to save in checkpoints."""
 
     def validate(self, network: nn.Module, step: int, pictures: Path) -> dict[str, float]:
-        """Scores on held-out data, with the averaged weights in place; may write pictures."""
+        """Scores on held-out data, with the averaged weights in place, called on every process; {} if there are none.
+
+        May write PNGs into the folder `pictures`, which is the step's own and need not exist yet; trackers show them
+        under their file names.
+        """
 
     def save(self, network: nn.Module, folder: Path) -> None:
         """Write the finished model, with the averaged weights in place."""

@@ -1,0 +1,86 @@
+"""Samples kept on disk in shards of plain numpy arrays: rendered once, read many times, by many processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+INDEX = "shard.json"
+
+
+def write_shard(folder: Path, arrays: Mapping[str, np.ndarray], names: Iterable[str]) -> None:
+    """One array per key, all of one length, and the samples' names; the folder appears when it is complete."""
+    names = list(names)
+    lengths = {key: len(array) for key, array in arrays.items()}
+    if set(lengths.values()) != {len(names)}:
+        raise ValueError(f"a shard needs arrays of one length; got {lengths} and {len(names)} names")
+    temporary = folder.with_name(f".{folder.name}-{uuid4().hex}")
+    temporary.mkdir(parents=True)
+    try:
+        for key, array in arrays.items():
+            np.save(temporary / f"{key}.npy", array)
+        (temporary / INDEX).write_text(json.dumps({"keys": sorted(arrays), "names": names}), encoding="utf-8")
+        os.replace(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+class Shards(Dataset[dict[str, Any]]):
+    """All samples of the shards below a folder, in the order of the shards' names; arrays are mapped, not loaded."""
+
+    def __init__(self, root: Path | str, *, start: int = 0, length: int | None = None) -> None:
+        self.root = Path(root)
+        self.folders = sorted(path.parent for path in self.root.glob(f"*/{INDEX}"))
+        if not self.folders:
+            raise FileNotFoundError(f"no shards below {self.root}: expected folders that hold {INDEX}")
+        self._indices = [json.loads((folder / INDEX).read_text(encoding="utf-8")) for folder in self.folders]
+        self._ends = np.cumsum([len(index["names"]) for index in self._indices]).tolist()
+        self._arrays: dict[int, dict[str, np.ndarray]] = {}
+        available = self._ends[-1] - start
+        if start < 0 or available < 1 or (length is not None and length > available):
+            raise ValueError(f"{self.root} has {self._ends[-1]} samples; cannot take {length} from {start} on")
+        self.start, self.length = start, available if length is None else length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not 0 <= index < self.length:
+            raise IndexError(f"index {index} of {self.length} samples")
+        shard = bisect_right(self._ends, self.start + index)
+        row = self.start + index - (self._ends[shard - 1] if shard else 0)
+        sample: dict[str, Any] = {key: torch.from_numpy(array[row].copy()) for key, array in self._open(shard).items()}
+        return {**sample, "name": self._indices[shard]["names"][row]}
+
+    def _open(self, shard: int) -> dict[str, np.ndarray]:
+        if shard not in self._arrays:
+            folder = self.folders[shard]
+            self._arrays[shard] = {
+                key: np.load(folder / f"{key}.npy", mmap_mode="r") for key in self._indices[shard]["keys"]
+            }
+        return self._arrays[shard]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_arrays": {}}  # workers map the files themselves
+
+
+class SceneShards(Shards):
+    """Rendered scenes as depth samples: image uint8, depth float16 metres and valid on disk, floats on reading."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        sample = super().__getitem__(index)
+        return {**sample, "image": sample["image"].float() / 255, "depth": sample["depth"].float()}
+
+
+class LatentShards(Shards):
+    """Encoded scenes: image_latent, depth_latent (C, h, w) float16 and latent_valid (1, h, w)."""

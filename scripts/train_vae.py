@@ -1,0 +1,63 @@
+"""Train the small autoencoder of the embedded model on rendered scenes (scripts/render_scenes.py).
+
+python scripts/train_vae.py --config configs/depth/embedded_vae.yaml
+"""
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+from jsonargparse import ActionConfigFile, ArgumentParser
+
+from marigold_uq.data.shards import SceneShards
+from marigold_uq.training.config import TrainingConfig
+from marigold_uq.training.loop import Trainer, make_accelerator
+from marigold_uq.training.vae_task import VaeLossConfig, VaeTask
+
+
+@dataclass(frozen=True)
+class VaeTrainConfig:
+    """Train a small autoencoder for pictures and depth maps.
+
+    Args:
+        scenes: Folder of rendered training scenes.
+        validation_scenes: Folder of rendered validation scenes.
+        vae: Arguments of AutoencoderKL.
+        loss: What it is asked for.
+        training: The loop.
+    """
+
+    scenes: Path
+    validation_scenes: Path
+    vae: dict[str, Any] = field(default_factory=dict)
+    loss: VaeLossConfig = field(default_factory=VaeLossConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+
+
+def main() -> int:
+    """Read the config, train, save; 0 when finished, 3 when interrupted (run again to go on)."""
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--config", action=ActionConfigFile)
+    parser.add_class_arguments(VaeTrainConfig)
+    arguments = parser.parse_args()
+    text = parser.dump(arguments)
+    values = parser.instantiate(arguments)
+    values.pop("config", None)
+    config = VaeTrainConfig(**values)
+    accelerator = make_accelerator(config.training)
+    torch.manual_seed(config.training.seed)
+    task = VaeTask(
+        AutoencoderKL(**config.vae),
+        SceneShards(config.scenes),
+        SceneShards(config.validation_scenes),
+        config.loss,
+        accelerator.device,
+    )
+    return 0 if Trainer(task, config.training, accelerator).run("vae", text).finished else 3
+
+
+if __name__ == "__main__":
+    sys.exit(main())
