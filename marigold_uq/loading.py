@@ -1,0 +1,75 @@
+"""Pipelines of ours by Hub name, without running code from the Hub.
+
+diffusers takes a component whose class lives outside its own package for remote code: it wants the class's file in the
+repository and trust_remote_code=True, although the class is installed right here. So the files are fetched without any
+code, and such components are made by the installed classes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from diffusers.models.modeling_utils import ModelMixin
+from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+from huggingface_hub import hf_hub_download, snapshot_download
+
+from marigold_uq.hub import is_own_component
+
+FETCH_OPTIONS = ("cache_dir", "revision", "token", "local_files_only", "force_download")
+NOT_NEEDED = ["*.py", "*.md", "*.bin", "*.msgpack", "*.onnx", ".eval_results/*"]
+
+
+def fetch_pretrained(
+    pipeline_class: type[DiffusionPipeline], name: str | os.PathLike[str], options: Mapping[str, Any]
+) -> tuple[Path | str, dict[str, Any]]:
+    """Folder and our own components of a pipeline, to be given to diffusers' `from_pretrained` in place of the name.
+
+    Args:
+        pipeline_class: The class that will be loaded.
+        name: A folder, or a name on the Hub.
+        options: Keyword arguments of `from_pretrained`; a component among them is used as it is.
+
+    Returns:
+        The folder (the name itself where none of its components is ours: diffusers knows how to fetch those), and
+        component name -> loaded component.
+    """
+    index = _read_index(pipeline_class, name, options)
+    ours = {key: value for key, value in index.items() if is_own_component(value) and key not in options}
+    if not ours:
+        return str(name), {}
+    folder = Path(name)
+    if not folder.is_dir():
+        folder = Path(snapshot_download(str(name), ignore_patterns=NOT_NEEDED, **_fetch_options(options)))
+    return folder, {key: _load(folder, key, value[0], value[1], options) for key, value in ours.items()}
+
+
+def _read_index(
+    pipeline_class: type[DiffusionPipeline], name: str | os.PathLike[str], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    path = Path(name) / pipeline_class.config_name
+    if not Path(name).is_dir():
+        path = Path(hf_hub_download(str(name), pipeline_class.config_name, **_fetch_options(options)))
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def _fetch_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: options[key] for key in FETCH_OPTIONS if options.get(key) is not None}
+
+
+def _load(folder: Path, component: str, module: str, class_name: str, options: Mapping[str, Any]) -> Any:
+    """One component by its installed class; networks in the precision that was asked for."""
+    loaded = getattr(import_module(module), class_name)
+    if not issubclass(loaded, ModelMixin):
+        return loaded.from_pretrained(folder, subfolder=component)
+    precision = options.get("dtype", options.get("torch_dtype"))
+    if isinstance(precision, dict):
+        precision = precision.get(component, precision.get("default"))
+    variant = options.get("variant")
+    has_variant = variant is not None and any((folder / component).glob(f"*.{variant}.*"))
+    extra = {"dtype": precision, "variant": variant if has_variant else None}
+    return loaded.from_pretrained(folder, subfolder=component, **{k: v for k, v in extra.items() if v is not None})

@@ -1,0 +1,220 @@
+"""The text of a model card: what the model is, how to use it, how good it is by which command, what it cannot do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import marigold_uq
+
+if TYPE_CHECKING:
+    from marigold_uq.hub import Evaluation, FinishedRun
+
+METRIC_TITLES = {
+    "abs_relative_difference": "AbsRel",
+    "delta1": "delta1",
+    "rmse": "RMSE",
+    "crps": "CRPS",
+    "relative_crps": "CRPS / depth",
+    "energy_score": "energy score",
+    "gaussian_nll": "Gaussian NLL",
+    "coverage": "coverage",
+    "expected_coverage": "coverage expected of honest members",
+    "interval_width": "interval width",
+    "spread_skill_ratio": "spread / skill",
+    "ause_abs_rel": "AUSE (AbsRel)",
+    "spearman": "Spearman of uncertainty and error",
+}
+"""What a card shows where an evaluation has it, in this order; an evaluation without any is shown whole."""
+
+
+@dataclass(frozen=True)
+class HubTask:
+    """How the Hub files a kind of model, and what a card says about it."""
+
+    name: str
+    pipeline_tag: str
+    module: str
+    class_name: str
+    tags: tuple[str, ...]
+    summary: str
+    usage: str
+    limits: tuple[str, ...]
+
+
+DEPTH_USAGE = """\
+from marigold_uq import {class_name}
+
+pipeline = {class_name}.from_pretrained("{source}")
+output = pipeline("photo.jpg", uncertainty="{mode}", coverage=0.9)
+output.prediction   # depth (1, H, W, 1), larger is farther
+output.uncertainty  # its standard deviation, in the same units
+output.quantiles    # the ends of the 90 % interval (1, H, W, 2)"""
+
+PIPELINE_USAGE = """\
+from {module} import {class_name}
+
+pipeline = {class_name}.from_pretrained("{source}")"""
+
+HUB_TASKS = {
+    task.name: task
+    for task in (
+        HubTask(
+            name="depth",
+            pipeline_tag="depth-estimation",
+            module="marigold_uq.pipelines.depth",
+            class_name="MarigoldUQDepthPipeline",
+            tags=("depth-estimation", "monocular-depth", "marigold", "diffusion"),
+            summary="Depth of a single photograph, with a standard deviation, quantiles and samples for every pixel.",
+            usage=DEPTH_USAGE,
+            limits=(
+                "Depth is affine-invariant unless the config says otherwise: right up to an unknown scale and shift "
+                "per image. Metres need known distances (`marigold_uq.alignment.fit_metric`).",
+                "The uncertainty describes images like those it was trained on. Mirrors, glass, sky and pictures of "
+                "pictures can be wrong with confidence.",
+                "A few members cover less than the nominal level even if they are honest: compare the coverage below "
+                "with the one expected beside it.",
+                "Not for decisions on which safety depends without calibration on data of the place of use.",
+            ),
+        ),
+        HubTask(
+            name="field",
+            pipeline_tag="time-series-forecasting",
+            module="marigold_uq.pipelines.field",
+            class_name="FieldForecastPipeline",
+            tags=("spatio-temporal-forecasting", "probabilistic-forecasting", "diffusion"),
+            summary="Probabilistic forecasts of a field on a grid: ensemble members, one step ahead or rolled out.",
+            usage=PIPELINE_USAGE,
+            limits=(
+                "It knows the grid, the time step and the variables it was trained on, and no others.",
+                "Spread and skill are measured at the lead times below; beyond them nothing is promised.",
+            ),
+        ),
+        HubTask(
+            name="tabular",
+            pipeline_tag="tabular-regression",
+            module="marigold_uq.pipelines.tabular",
+            class_name="TabularRegressionPipeline",
+            tags=("tabular-regression", "probabilistic-regression", "diffusion"),
+            summary="The whole distribution of a target given a row of features: samples, quantiles, intervals.",
+            usage=PIPELINE_USAGE,
+            limits=(
+                "Features must come in the order and units of the training table.",
+                "Outside the range of the training rows the intervals are not to be trusted.",
+            ),
+        ),
+    )
+}
+
+
+def task_of_class(class_name: str) -> HubTask:
+    """The task of a pipeline class; an unknown one is an error that says what to do."""
+    for task in HUB_TASKS.values():
+        if task.class_name == class_name:
+            return task
+    raise ValueError(f"no card is known for the pipeline class {class_name!r}; name the task: {', '.join(HUB_TASKS)}")
+
+
+def metric_title(name: str) -> str:
+    """A metric's name in print."""
+    return METRIC_TITLES.get(name, name)
+
+
+def shown_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of an evaluation that a card shows."""
+    shown = {name: metrics[name] for name in METRIC_TITLES if name in metrics}
+    return shown or dict(metrics)
+
+
+def card_body(run: FinishedRun, *, repo_id: str | None, base_model: str | None, license: str | None) -> str:
+    """The card below its metadata, in Markdown."""
+    sections = [
+        f"# {run.name}\n\n{run.task.summary}{_family_sentence(run)}",
+        _usage_section(run, repo_id),
+        _evaluation_section(run),
+        _training_section(run, base_model),
+        "## Limits\n\n" + "\n".join(f"- {limit}" for limit in run.task.limits),
+        "## Licence\n\n" + (f"`{license}`" if license else "Not stated by the author of this model."),
+        _reference_section(run),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _family_sentence(run: FinishedRun) -> str:
+    family = run.scheduler.get("noise_family")
+    if family is None:
+        return ""
+    if family == "point":
+        return " The network predicts a point at every diffusion step; uncertainty comes from an ensemble of chains."
+    return f" At every diffusion step the network predicts a law of the noise (family `{family}`), not only its mean."
+
+
+def _usage_section(run: FinishedRun, repo_id: str | None) -> str:
+    source = repo_id or "path/to/this/folder"
+    mode = "ensemble" if run.scheduler.get("noise_family", "point") in ("point", "sample") else "trajectory"
+    task = run.task
+    code = task.usage.format(class_name=task.class_name, module=task.module, source=source, mode=mode)
+    text = f"## Use\n\n```bash\npip install marigold_uq\n```\n\n```python\n{code}\n```"
+    if not run.loads_with_diffusers:
+        return text
+    plain = (
+        "from diffusers import DiffusionPipeline\n\n"
+        f'pipeline = DiffusionPipeline.from_pretrained("{source}", custom_pipeline="{source}", trust_remote_code=True)'
+    )
+    return f"{text}\n\nThrough diffusers alone (marigold_uq must be installed):\n\n```python\n{plain}\n```"
+
+
+def _evaluation_section(run: FinishedRun) -> str:
+    if not run.evaluations:
+        return "## Evaluation\n\nNot evaluated yet."
+    return "\n\n".join(["## Evaluation", *(_evaluation_text(evaluation) for evaluation in run.evaluations)])
+
+
+def _evaluation_text(evaluation: Evaluation) -> str:
+    """A table with standard errors, how it was made, and the command."""
+    setting = f" ({evaluation.setting})" if evaluation.setting else ""
+    rows = [
+        f"| {metric_title(name)} | {value:.4g} | {'' if error is None else f'{error:.2g}'} |"
+        for name, (value, error) in evaluation.metrics.items()
+    ]
+    parts = [
+        f"### {evaluation.dataset_title}{setting}",
+        "\n".join(["| metric | value | standard error |", "|---|---|---|", *rows]),
+        evaluation.notes[:1].upper() + evaluation.notes[1:] + "." if evaluation.notes else "",
+        f"```bash\n{evaluation.command}\n```" if evaluation.command else "",
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _training_section(run: FinishedRun, base_model: str | None) -> str:
+    """What the run's config and the stored pipeline say."""
+    training = run.config.get("training") or {}
+    optimizer = training.get("optimizer") or {}
+    parts = run.config.get("data")
+    facts = {
+        "started from": base_model,
+        "data": ", ".join(str(part.get("name")) for part in parts) if isinstance(parts, list) else None,
+        "trained": run.config.get("trainable"),
+        "steps": training.get("max_steps"),
+        "batch": training.get("batch_size"),
+        "learning rate": optimizer.get("learning_rate"),
+        "components": run.scheduler.get("num_components")
+        if "mixture" in str(run.scheduler.get("noise_family"))
+        else None,
+        "rank": run.scheduler.get("rank") or None,
+        "predicts": run.scheduler.get("prediction_type"),
+        "default denoising steps": run.pipeline.get("default_denoising_steps"),
+        "default resolution": run.pipeline.get("default_processing_resolution"),
+    }
+    rows = [f"| {name} | {value} |" for name, value in facts.items() if value not in (None, "")]
+    return "\n".join(["## Training", "", "| | |", "|---|---|", *rows]) if rows else ""
+
+
+def _reference_section(run: FinishedRun) -> str:
+    marigold = ", and Marigold (CVPR 2024) for depth from diffusion" if run.task.name == "depth" else ""
+    return (
+        "## Reference\n\n"
+        f"Made with marigold_uq {marigold_uq.__version__}. The method: *Improved probabilistic regression using "
+        f"diffusion models*, arXiv 2510.04583{marigold}."
+    )
