@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from marigold_uq.data.synthetic import ProceduralScenes
     from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
     from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
 
@@ -15,10 +16,11 @@ __version__ = "0.1.0"
 _HOMES = {
     "DistributionalDDIMScheduler": "marigold_uq.schedulers.scheduling_distributional_ddim",
     "MarigoldUQDepthPipeline": "marigold_uq.pipelines.depth",
+    "ProceduralScenes": "marigold_uq.data.synthetic",
 }
-_SUBMODULES = ("distributions", "metrics", "schedulers", "scores")
+_SUBMODULES = ("alignment", "calibration", "distributions", "metrics", "schedulers", "scores", "uncertainty")
 
-__all__ = ["DistributionalDDIMScheduler", "MarigoldUQDepthPipeline", "__version__"]
+__all__ = ["DistributionalDDIMScheduler", "MarigoldUQDepthPipeline", "ProceduralScenes", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
