@@ -52,7 +52,8 @@ def _draw(
 
 def member_seed(base: int, *indices: int) -> int:
     """The seed of member `indices` (say image i, member m) of a run with seed `base`: a hash, so streams differ."""
-    return int(np.random.SeedSequence([base, *indices]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    sequence = np.random.SeedSequence(base, spawn_key=indices)  # the list [base, *indices] is padded with zeros
+    return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def member_generators(

@@ -45,6 +45,12 @@ class InitialBlock:
     copies_mean: bool = False  # weights and bias of the pretrained head, plus `bias`
     bias: float = 0.0
     is_factor: bool = False  # small random weights
+    is_logit: bool = False  # weighs components, and so moves the mean
+
+    @property
+    def moves_mean(self) -> bool:
+        """Whether training this block would change the mean of the law."""
+        return self.copies_mean or self.is_logit
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,7 +44,7 @@ class LowRankMixtureDistribution(NoiseDistribution):
     @classmethod
     def initial_blocks(cls, num_components: int, rank: int, scale: float) -> list[InitialBlock]:
         variances = [InitialBlock(bias=inverse_positive(scale**2))] * num_components
-        weights = [InitialBlock()] * num_components
+        weights = [InitialBlock(is_logit=True)] * num_components
         factors = [InitialBlock(is_factor=True)] * (num_components * rank)
         return [*spread_components(num_components, scale), *variances, *weights, *factors]
 

@@ -46,7 +46,7 @@ class MixtureDistribution(NoiseDistribution):
     @classmethod
     def initial_blocks(cls, num_components: int, rank: int, scale: float) -> list[InitialBlock]:
         scales = [InitialBlock(bias=inverse_positive(scale))] * num_components
-        return [*spread_components(num_components, scale), *scales, *[InitialBlock()] * num_components]
+        return [*spread_components(num_components, scale), *scales, *[InitialBlock(is_logit=True)] * num_components]
 
     @classmethod
     def from_raw(

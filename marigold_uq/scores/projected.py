@@ -22,10 +22,12 @@ def projected_score(
     num_boxes: int = 32,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Mean CRPS along the coordinate axes, in patches and over random boxes, (B,): strictly proper for any mixture.
+    """Mean CRPS along the coordinate axes, in patches and over random boxes, (B,).
 
-    Each part is proper, so their sum is; the axes fix the marginals, the patches local and the boxes long-range
-    correlations. `patch_size` 0 or `num_boxes` 0 leaves that part out.
+    Each part is proper, so their sum is. The axes fix the marginals, the patches everything within a patch. The boxes
+    fix long-range correlations along a line; on a map they are products of intervals and cannot tell the two diagonals
+    of a rectangle apart, so beyond a patch the score is proper but not strictly so. `patch_size` 0 or `num_boxes` 0
+    leaves that part out.
     """
     value = at_least_float32(value)
     keep = torch.ones_like(value, dtype=torch.bool) if mask is None else expand_mask(mask, value)
