@@ -36,7 +36,6 @@ from marigold_uq.metrics import crps
 from marigold_uq.models.widen import widen
 from marigold_uq.schedulers import DistributionalDDIMScheduler
 from marigold_uq.scores import kernel_score, mean_score
-from marigold_uq.scores.ensemble import ensemble_crps
 
 LATENTS = {"4 x 24 x 32": (4, 24, 32), "4 x 96 x 96": (4, 96, 96)}
 FAMILY_OPTIONS: dict[str, dict[str, int]] = {
@@ -265,7 +264,6 @@ def benchmark_crps(turns: int) -> tuple[list[Row], float]:
         "scoringrules pwm": theirs("pwm"),
         "scoringrules fair": theirs("fair"),
         "marigold_uq.metrics.crps": lambda: crps(samples, target),
-        "marigold_uq.scores ensemble_crps": lambda: ensemble_crps(samples, target),
     }
     difference = float(np.abs(crps(samples, target).numpy() - runners["scoringrules fair"]()).max())
     return race(runners, "scoringrules pwm", turns=turns, warmup=1), difference

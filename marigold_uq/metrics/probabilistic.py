@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from marigold_uq.distributions.linear_algebra import full_precision
 from marigold_uq.metrics.checks import accumulator_dtype, as_ensemble, as_mask, as_members, at_least_float32
 from marigold_uq.metrics.intervals import (
     IntervalMethod,
@@ -79,6 +80,7 @@ def ensemble_variance(samples: Tensor) -> Tensor:
     return samples.var(dim=0, correction=1)
 
 
+@full_precision
 def crps(samples: Tensor, target: Tensor, *, fair: bool = True) -> Tensor:
     """Continuous ranked probability score E|X - y| - 1/2 E|X - X'| of the members, (...), in O(M log M).
 

@@ -13,7 +13,7 @@ from marigold_uq.distributions import (
     PointDistribution,
     SampleDistribution,
 )
-from marigold_uq.scores.ensemble import ensemble_crps
+from marigold_uq.metrics.probabilistic import crps as ensemble_crps
 
 INV_SQRT_PI = 1 / math.sqrt(math.pi)
 

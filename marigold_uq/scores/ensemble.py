@@ -16,20 +16,6 @@ BLOCK = 4096
 """Coordinates per call of cdist, which adds up one after the other: over a whole map float32 would lose four digits."""
 
 
-def ensemble_crps(draws: Tensor, value: Tensor) -> Tensor:
-    """Fair CRPS of draws (M, ...) at value (...), in O(M log M) by sorting; with one draw, the absolute error.
-
-    1/M sum |x_m - y| - 1/(M(M-1)) sum_m (2m - M - 1) x_(m), the last being half the mean distance of distinct draws.
-    """
-    num_draws = draws.shape[0]
-    distance = (draws - value).abs().mean(0)
-    if num_draws == 1:
-        return distance
-    rank = torch.arange(1, num_draws + 1, dtype=draws.dtype, device=draws.device)
-    weight = (2 * rank - num_draws - 1) / (num_draws * (num_draws - 1))
-    return distance - (weight.reshape(-1, *[1] * value.ndim) * draws.sort(0).values).sum(0)
-
-
 def coordinate_energy_score(draws: Tensor, value: Tensor, *, exponent: float = 1.0, lam: float = 1.0) -> Tensor:
     """Fair energy score of every coordinate by itself: draws (M, ...) at value (...)."""
     num_pairs = _num_pairs(draws.shape[0], lam)

@@ -7,7 +7,7 @@ from marigold_uq.distributions import NoiseDistribution
 from marigold_uq.distributions.base import at_least_float32
 from marigold_uq.distributions.linear_algebra import expand_mask, full_precision
 from marigold_uq.scores.crps import crps
-from marigold_uq.scores.directions import box_directions
+from marigold_uq.scores.directions import box_directions, isotropic_directions
 from marigold_uq.scores.energy import patch_projected_crps, projected_crps
 
 
@@ -20,14 +20,15 @@ def projected_score(
     patch_size: int = 8,
     num_directions: int = 8,
     num_boxes: int = 32,
+    num_isotropic: int = 8,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Mean CRPS along the coordinate axes, in patches and over random boxes, (B,).
+    """Mean CRPS along the coordinate axes, in patches, over random boxes and along isotropic directions, (B,).
 
-    Each part is proper, so their sum is. The axes fix the marginals, the patches everything within a patch. The boxes
-    fix long-range correlations along a line; on a map they are products of intervals and cannot tell the two diagonals
-    of a rectangle apart, so beyond a patch the score is proper but not strictly so. `patch_size` 0 or `num_boxes` 0
-    leaves that part out.
+    Each part is proper, so their sum is. The axes fix the marginals, the patches everything within a patch, the boxes
+    long-range correlations along a line; on a map boxes are products of intervals and cannot tell the two diagonals of
+    a rectangle apart. A few isotropic directions, weak as they are in high dimension, make the score strictly proper. A
+    number of 0 (or `patch_size` 0) leaves a part out.
     """
     value = at_least_float32(value)
     keep = torch.ones_like(value, dtype=torch.bool) if mask is None else expand_mask(mask, value)
@@ -39,4 +40,7 @@ def projected_score(
     if num_boxes:
         boxes = box_directions(value.shape[1:], num_boxes, like=value, generator=generator)
         score = score + projected_crps(dist, safe, boxes, keep).mean(1)
+    if num_isotropic:
+        sphere = isotropic_directions(value[0].numel(), num_isotropic, like=value, generator=generator)
+        score = score + projected_crps(dist, safe, sphere.reshape(-1, *value.shape[1:]), keep).mean(1)
     return score

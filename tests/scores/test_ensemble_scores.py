@@ -16,8 +16,9 @@ from scipy import special
 from torch import Tensor
 
 from marigold_uq.distributions import SampleDistribution
+from marigold_uq.metrics import crps as ensemble_crps
 from marigold_uq.scores import energy_score
-from marigold_uq.scores.ensemble import coordinate_energy_score, ensemble_crps, ensemble_energy_score
+from marigold_uq.scores.ensemble import coordinate_energy_score, ensemble_energy_score
 
 OPTIONS = [(1.0, 1.0), (0.5, 1.0), (1.7, 1.0), (1.0, 0.4), (1.0, 0.0), (1.3, 0.5)]  # exponent, lam
 
@@ -144,6 +145,7 @@ def test_draws_close_together_and_far_from_the_origin_keep_their_distances() -> 
 
 PEAK_MEMORY = """
     import resource, torch
+    from marigold_uq.metrics import crps
     from marigold_uq.scores.ensemble import *
 
     torch.set_num_threads(1)
@@ -152,7 +154,7 @@ PEAK_MEMORY = """
         lambda x: ensemble_energy_score(x, value),
         lambda x: ensemble_kernel_score(x, value, torch.tensor([550.0])),
     ]
-    single = [lambda x: ensemble_crps(x, value), lambda x: coordinate_energy_score(x, value, exponent=1.5)]
+    single = [lambda x: crps(x, value), lambda x: coordinate_energy_score(x, value, exponent=1.5)]
 
     def peak():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

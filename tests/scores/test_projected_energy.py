@@ -277,19 +277,22 @@ def test_directions_come_from_the_generator_alone() -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
-# The recipe: marginals + patches + boxes
+# The recipe: marginals + patches + boxes + isotropic directions
 
 
 @joint_density
 def test_the_recipe_is_the_sum_of_its_parts(name: str) -> None:
     law = random_law(name, (2, 5, 3))
     value = random_value(law)
-    score = projected_score(law, value, patch_size=2, num_directions=4, num_boxes=6, generator=generator(5))
+    parts = {"patch_size": 2, "num_directions": 4, "num_boxes": 6, "num_isotropic": 5}
+    score = projected_score(law, value, **parts, generator=generator(5))
     rng = generator(5)
     patches = energy_score(law, value, patch_size=2, num_directions=4, generator=rng) / projection_constant(8)
     boxes = projected_crps(law, value, box_directions((2, 5, 3), 6, like=value, generator=rng)).mean(1)
-    torch.testing.assert_close(score, crps(law, value).flatten(1).mean(1) + patches + boxes)
-    bare = projected_score(law, value, patch_size=0, num_boxes=0)
+    sphere = isotropic_directions(30, 5, like=value, generator=rng).reshape(5, 2, 5, 3)
+    isotropic = projected_crps(law, value, sphere).mean(1)
+    torch.testing.assert_close(score, crps(law, value).flatten(1).mean(1) + patches + boxes + isotropic)
+    bare = projected_score(law, value, patch_size=0, num_boxes=0, num_isotropic=0)
     torch.testing.assert_close(bare, crps(law, value).flatten(1).mean(1))
 
 
@@ -300,7 +303,9 @@ def test_the_recipe_needs_a_joint_gaussian_family(name: str) -> None:
         projected_score(law, random_value(law))
 
 
-def test_boxes_on_a_map_see_the_two_diagonals_of_a_rectangle_only_together_and_patches_tell_them_apart() -> None:
+def test_boxes_on_a_map_see_the_two_diagonals_of_a_rectangle_only_together_and_the_other_parts_tell_them_apart() -> (
+    None
+):
     """Boxes are products of intervals, so Var(a . X) does not change when a partner moves along one axis."""
     corners = torch.eye(4, dtype=torch.float64)
     falling, rising = corners[0] + corners[3], corners[1] + corners[2]
@@ -313,7 +318,11 @@ def test_boxes_on_a_map_see_the_two_diagonals_of_a_rectangle_only_together_and_p
         for factor in (falling, rising)
     ]
     value = torch.tensor([[[[1.0, -0.5], [0.3, 0.9]]]], dtype=torch.float64)
-    blind = [projected_score(law, value, patch_size=0, generator=generator(1)) for law in laws]
-    seeing = [projected_score(law, value, patch_size=2, generator=generator(1)) for law in laws]
-    torch.testing.assert_close(*blind)
-    assert not torch.allclose(*seeing)
+
+    def both(patch_size: int, num_isotropic: int) -> list[torch.Tensor]:
+        options = {"patch_size": patch_size, "num_isotropic": num_isotropic}
+        return [projected_score(law, value, **options, generator=generator(1)) for law in laws]
+
+    torch.testing.assert_close(*both(patch_size=0, num_isotropic=0))
+    assert not torch.allclose(*both(patch_size=2, num_isotropic=0))
+    assert not torch.allclose(*both(patch_size=0, num_isotropic=8))

@@ -104,8 +104,9 @@ def test_the_masked_energy_score_of_draws_is_that_of_the_kept_coordinates(name: 
 def test_the_masked_recipe_averages_over_kept_coordinates_and_projects_the_others_out(name: str) -> None:
     law, keep = random_law(name, SHAPE), random_mask()
     value = random_value(law).where(keep, math.nan)
-    marginals = projected_score(law, value, mask=keep, patch_size=0, num_boxes=0)
-    both = projected_score(law, value, mask=keep, patch_size=0, num_boxes=9, generator=generator(5))
+    marginals = projected_score(law, value, mask=keep, patch_size=0, num_boxes=0, num_isotropic=0)
+    options = {"patch_size": 0, "num_boxes": 9, "num_isotropic": 0}
+    both = projected_score(law, value, mask=keep, **options, generator=generator(5))
     boxes = box_directions(SHAPE, 9, like=value, generator=generator(5)).flatten(1)
     for b in range(BATCH):
         alone, target = restricted(law, b, keep[b]), kept(value, b, keep)

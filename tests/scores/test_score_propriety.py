@@ -7,8 +7,9 @@ from references import STANDARD_ERRORS, assert_within_standard_errors, mean_and_
 from torch import Tensor
 
 from marigold_uq.distributions import CholeskyDistribution, LowRankDistribution, NoiseDistribution
+from marigold_uq.metrics import crps as ensemble_crps
 from marigold_uq.scores import SCORES, crps, kernel_score
-from marigold_uq.scores.ensemble import ensemble_crps, ensemble_energy_score, ensemble_kernel_score
+from marigold_uq.scores.ensemble import ensemble_energy_score, ensemble_kernel_score
 
 SHAPE, NUM_TARGETS = (1, 2), 5000
 STRICTLY_PROPER = [(n, s) for n, s in FAMILY_SCORES if has_density(n) and s != "squared_error"]
