@@ -3,7 +3,9 @@
 Heavy modules load on first use, so `import marigold_uq` is quick.
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,3 +35,23 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*__all__, *_SUBMODULES])
+
+
+class _Announced(ModuleType):
+    """Stands in `sys.modules` for a module of ours until one of its names is asked for.
+
+    diffusers loads components of a saved pipeline only from modules that are in `sys.modules`; with this,
+    `import marigold_uq` is enough for that and still quick. (`importlib.util.LazyLoader` will not do: torch looks at
+    all modules while it is being imported, and would set it off.)
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(import_module(self.__name__), name)
+
+
+_SCHEDULER = _HOMES["DistributionalDDIMScheduler"]
+sys.modules.setdefault(_SCHEDULER, _Announced(_SCHEDULER))

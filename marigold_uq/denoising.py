@@ -1,7 +1,7 @@
 """The one seam between networks and everything else: noisy sample in, law of the model output out."""
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ def predict_noise(
     Families that learn an implicit law see channels of fresh noise after those of x_t and are called `num_draws` times;
     the others are called once. `affine` turns the law into one of eps or x_0.
     """
+    if num_draws < 1:
+        raise ValueError(f"num_draws is at least 1; got {num_draws}")
     event_shape = x_t.shape[1:]
     if not scheduler.family.noise_channels:
         return scheduler.noise_distribution(denoiser(x_t, timestep), event_shape)
@@ -35,5 +37,6 @@ def predict_noise(
     laws = []
     for _ in range(num_draws):
         noise = randn((), shape, like=x_t, generator=generator)
-        laws.append(scheduler.noise_distribution(denoiser(torch.cat([x_t, noise], 1), timestep), event_shape))
+        law = scheduler.noise_distribution(denoiser(torch.cat([x_t, noise], 1), timestep), event_shape)
+        laws.append(cast(SampleDistribution, law))  # the family with noise channels
     return SampleDistribution.stack(laws)

@@ -3,6 +3,8 @@
 With it a pipeline needs neither text encoder (340 M parameters) nor tokenizer.
 """
 
+from typing import Any, Self
+
 import torch
 from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.models.modeling_utils import ModelMixin
@@ -21,12 +23,16 @@ class PromptEmbedding(ModelMixin, ConfigMixin):
 
     @classmethod
     def from_tensor(cls, embedding: Tensor) -> "PromptEmbedding":
-        """Wrap an embedding (1, tokens, dim)."""
+        """Wrap an embedding (1, tokens, dim), in its dtype and on its device."""
         if embedding.ndim != 3 or embedding.shape[0] != 1:
             raise ValueError(f"a prompt embedding is (1, tokens, dim); got shape {tuple(embedding.shape)}")
-        module = cls(*embedding.shape[1:]).to(embedding.dtype)
-        module.embedding.data.copy_(embedding)
+        module = cls(*embedding.shape[1:])
+        module.embedding = nn.Parameter(embedding.detach().clone(), requires_grad=False)
         return module
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """torch's own `to`: diffusers' (0.42) warns of modules to be kept in float32 where there are none."""
+        return nn.Module.to(self, *args, **kwargs)
 
     def forward(self, batch_size: int) -> Tensor:
         """(batch_size, tokens, dim)."""
@@ -34,8 +40,8 @@ class PromptEmbedding(ModelMixin, ConfigMixin):
 
 
 @torch.no_grad()
-def encode_empty_prompt(text_encoder: nn.Module, tokenizer: object) -> PromptEmbedding:
+def encode_empty_prompt(text_encoder: nn.Module, tokenizer: Any) -> PromptEmbedding:
     """Run the text encoder once on "", without padding: [BOS, EOS], as Marigold was trained."""
-    tokens = tokenizer("", padding="do_not_pad", max_length=77, truncation=True, return_tensors="pt")  # type: ignore[operator]
+    tokens = tokenizer("", padding="do_not_pad", max_length=77, truncation=True, return_tensors="pt")
     device = next(text_encoder.parameters()).device
     return PromptEmbedding.from_tensor(text_encoder(tokens.input_ids.to(device))[0])

@@ -100,7 +100,8 @@ def narrow(unet: Any, noise_family: str, *, num_components: int = 1, rank: int =
 def _replace(unet: Any, name: str, weight: Tensor, bias: Tensor | None) -> None:
     """Put a convolution with these parameters in place and keep the config in step."""
     old: Any = getattr(unet, name)
-    new: nn.Conv2d = type(old)(
+    new: nn.Conv2d = nn.utils.skip_init(  # random initial weights would be drawn from the global stream
+        type(old),
         weight.shape[1] * old.groups,
         weight.shape[0],
         old.kernel_size,
@@ -116,7 +117,7 @@ def _replace(unet: Any, name: str, weight: Tensor, bias: Tensor | None) -> None:
     new.weight.copy_(weight)
     if bias is not None and new.bias is not None:
         new.bias.copy_(bias)
-    new.requires_grad_(old.weight.requires_grad)
+    new.requires_grad_(old.weight.requires_grad).train(old.training)
     setattr(unet, name, new)
     if hasattr(unet, "register_to_config"):
         store_in_config(unet, **{"in_channels" if name == "conv_in" else "out_channels": _channels(new, name)})

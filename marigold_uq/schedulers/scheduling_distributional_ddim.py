@@ -18,13 +18,16 @@ from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from diffusers.utils import logging
 from torch import Tensor
 
+from marigold_uq.component_config import store_in_config
 from marigold_uq.distributions import NoiseDistribution, PointDistribution, family_class
-from marigold_uq.distributions.base import at_least_float32, check_tau
+from marigold_uq.distributions.base import check_tau
 from marigold_uq.randomness import Generators, randn
 
 __all__ = ["DistributionalDDIMScheduler", "SchedulerMixin", "StepCoefficients"]
 
 logger = logging.get_logger(__name__)
+
+PREDICTION_TYPES = ("epsilon", "sample", "v_prediction")
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class DistributionalDDIMScheduler(DDIMScheduler):
 
     The other arguments are those of `DDIMScheduler`.
     """
+
+    timesteps: Tensor  # (S,), falling
 
     @register_to_config
     def __init__(
@@ -86,6 +91,8 @@ class DistributionalDDIMScheduler(DDIMScheduler):
                 f"clip_sample={clip_sample}, thresholding={thresholding} would change the law of family "
                 f"{noise_family!r}: set both to False (only 'point' may clip)"
             )
+        if prediction_type not in PREDICTION_TYPES:
+            raise ValueError(f"prediction_type is one of {', '.join(PREDICTION_TYPES)}; got {prediction_type!r}")
         if num_components < 1 or rank < 0:
             raise ValueError(f"num_components is at least 1 and rank at least 0; got {num_components} and {rank}")
         if eta < 0:
@@ -117,10 +124,12 @@ class DistributionalDDIMScheduler(DDIMScheduler):
         distributional families, with a warning.
         """
         stock = isinstance(config, dict) and config.get("_class_name") != cls.__name__
-        if stock and kwargs.get("noise_family", "point") != "point":
+        # Stock classes carry our entries along, so the family may have come from here and be on its way back.
+        family = kwargs.get("noise_family", config.get("noise_family", "point")) if stock else "point"
+        if family != "point":
             for name in ("clip_sample", "thresholding"):
                 if config.get(name) and name not in kwargs:
-                    logger.warning(f"{name} is off: it would change the law of family {kwargs['noise_family']!r}")
+                    logger.warning(f"{name} is off: it would change the law of family {family!r}")
                     kwargs[name] = False
         return super().from_config(config, return_unused_kwargs=return_unused_kwargs, **kwargs)
 
@@ -160,19 +169,23 @@ class DistributionalDDIMScheduler(DDIMScheduler):
         """Stock spacing for `num_inference_steps`, or your own strictly falling `timesteps`."""
         if (num_inference_steps is None) == (timesteps is None):
             raise ValueError("pass either num_inference_steps or timesteps, not both and not neither")
+        if num_inference_steps is not None and num_inference_steps < 1:
+            raise ValueError(f"num_inference_steps is at least 1; got {num_inference_steps}")
         last = self.config.num_train_timesteps - 1
         if timesteps is None:
             super().set_timesteps(num_inference_steps, device)
             timesteps = [t for t in self.timesteps.tolist() if t >= 0]  # stock trailing may round past the end, to -1
-        falling = all(a > b for a, b in pairwise(timesteps))
-        if not timesteps or not falling or timesteps[0] > last or timesteps[-1] < 0:
+        used = tuple(int(t) for t in timesteps)
+        falling = all(a > b for a, b in pairwise(used))
+        if not used or not falling or used[0] > last or used[-1] < 0:
+            self.num_inference_steps = None  # stock may have set it: no step may follow
             raise ValueError(
-                f"timesteps must fall strictly within {last}..0; got {list(timesteps)[:5]}... "
+                f"timesteps must fall strictly within {last}..0; got {list(used[:5])}... "
                 f"(spacing {self.config.timestep_spacing!r}, steps_offset {self.config.steps_offset})"
             )
-        self.num_inference_steps = len(timesteps) if num_inference_steps is None else num_inference_steps
-        self.timesteps = torch.tensor(list(timesteps), dtype=torch.int64, device=device)
-        self._used_timesteps = tuple(int(t) for t in timesteps)
+        self.num_inference_steps = len(used)
+        self.timesteps = torch.tensor(used, dtype=torch.int64, device=device)
+        self._used_timesteps = used
 
     def previous_timestep(self, timestep: int) -> int:
         """The next lower *used* timestep, -1 at the end of the chain."""
@@ -259,7 +272,13 @@ class DistributionalDDIMScheduler(DDIMScheduler):
             raise ValueError("run 'set_timesteps' before 'step': the number of inference steps is not set")
         eta = self.config.eta if eta is None else eta
         if self.family is PointDistribution:
-            output = model_output.mean if isinstance(model_output, NoiseDistribution) else model_output
+            if isinstance(model_output, NoiseDistribution) and not isinstance(model_output, PointDistribution):
+                raise TypeError(
+                    f"noise_family='point' would drop the spread of a {type(model_output).__name__}: pass its mean, or "
+                    f"use a scheduler of family {model_output.name!r}"
+                )
+            # A law is kept in float32; back in the sample's dtype the step is stock's, and x_t keeps its dtype.
+            output = model_output.loc.to(sample.dtype) if isinstance(model_output, PointDistribution) else model_output
             result = self._point_step(
                 output, int(timestep), sample, eta, use_clipped_model_output, generator, variance_noise
             )
@@ -288,19 +307,21 @@ class DistributionalDDIMScheduler(DDIMScheduler):
                 f"family 'point' expects model output of the sample's shape {tuple(sample.shape)}; got "
                 f"{tuple(output.shape)}"
             )
+        std_dev = self.step_coefficients(timestep, eta).std_dev  # an epsilon head at zero SNR ends here, with an error
+        if eta > 0 and variance_noise is not None and generator is not None:
+            raise ValueError("pass either generator or variance_noise, not both")
+        if eta > 0 and variance_noise is None:  # the numbers that stock draws, from any kind of generators
+            variance_noise = randn((), sample.shape, like=output, generator=generator)
         if self._agrees_with_stock(timestep, eta):
-            return super().step(output, timestep, sample, eta, use_clipped, generator, variance_noise)
+            return super().step(output, timestep, sample, eta, use_clipped, variance_noise=variance_noise)
         abar, abar_prev = self.alpha_bar(timestep), self.alpha_bar(self.previous_timestep(timestep))
         c = self._coefficients(abar, 1.0, 0.0)
         unclipped = c.sample * sample + c.output * output
         original = self._clip(unclipped)
         eps = (sample - math.sqrt(abar) * (original if use_clipped else unclipped)) / math.sqrt(1 - abar)
-        std_dev = self.step_coefficients(timestep, eta).std_dev
         direction = math.sqrt(max(0.0, 1 - abar_prev - std_dev**2))
         prev_sample = math.sqrt(abar_prev) * original + direction * eps
-        if std_dev > 0:
-            if variance_noise is None:
-                variance_noise = randn((), sample.shape, like=at_least_float32(sample), generator=generator)
+        if variance_noise is not None:
             prev_sample = prev_sample + math.sqrt(self.config.tau) * std_dev * variance_noise
         return DDIMSchedulerOutput(prev_sample.to(sample.dtype), original.to(sample.dtype))
 
@@ -322,4 +343,4 @@ class DistributionalDDIMScheduler(DDIMScheduler):
 
     def calibrate(self, tau: float) -> None:
         """Store a tau chosen on held-out data (see `marigold_uq.calibration`); it survives save and load."""
-        self.register_to_config(tau=check_tau(tau))
+        store_in_config(self, tau=check_tau(tau))
