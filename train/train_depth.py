@@ -1,21 +1,30 @@
 """Finetune a depth model: `accelerate launch train/train_depth.py --config configs/depth/gaussian.yaml`."""
 
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 
 from jsonargparse import ActionConfigFile, ArgumentParser
 
-from marigold_uq.training.depth_config import DepthTrainConfig
+from marigold_uq.training.depth_config import DepthTrainConfig, paper_data
 from marigold_uq.training.depth_run import train_depth
 
 
-def main() -> int:
-    """Read the config, train, save; 0 when finished, 3 when interrupted (run again to go on)."""
-    parser = ArgumentParser(description=DepthTrainConfig.__doc__.splitlines()[0])
+def make_parser() -> ArgumentParser:
+    """Every field of `DepthTrainConfig` as a key of the YAML and as a flag."""
+    parser = ArgumentParser(description="Finetune a depth model with uncertainty.", allow_abbrev=False)
     parser.add_argument("--config", action=ActionConfigFile, help="YAML file; any field can be overridden by a flag")
     parser.add_class_arguments(DepthTrainConfig)
-    arguments = parser.parse_args()
-    text = parser.dump(arguments)
-    values = parser.instantiate(arguments)
+    parser.set_defaults({"data": [asdict(part) for part in paper_data()]})  # defaults are printed as plain values
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Read the config, train, save; 0 when finished, 3 when interrupted (run again to go on)."""
+    parser = make_parser()
+    parsed = parser.parse_args(arguments)
+    text = parser.dump(parsed)
+    values = parser.instantiate(parsed)
     values.pop("config", None)
     result = train_depth(DepthTrainConfig(**values), text)
     return 0 if result.finished else 3

@@ -7,6 +7,11 @@ from pathlib import Path
 from typing import Literal
 
 
+def _at_least(smallest: int, name: str, value: float) -> None:
+    if value < smallest:
+        raise ValueError(f"{name} is at least {smallest}; got {value}")
+
+
 @dataclass(frozen=True)
 class OptimizerConfig:
     """Adam and its learning rate over the steps.
@@ -100,8 +105,3 @@ class TrainingConfig:
             _at_least(1, "micro_batch_size", self.micro_batch_size)
         if not 0 <= self.ema_decay < 1:
             raise ValueError(f"ema_decay lies in [0, 1), 0 turns it off; got {self.ema_decay}")
-
-
-def _at_least(smallest: int, name: str, value: float) -> None:
-    if value < smallest:
-        raise ValueError(f"{name} is at least {smallest}; got {value}")

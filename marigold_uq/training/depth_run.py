@@ -31,51 +31,76 @@ SCHEDULE = {
     "clip_sample": False,
 }
 """Stable Diffusion 2's schedule, for networks that start from nothing."""
+DEFAULTS = {"default_denoising_steps": 4, "default_processing_resolution": 768}
 
 
 def train_depth(config: DepthTrainConfig, config_text: str = "") -> TrainingResult:
-    """Build the pipeline and the data, train, and save a pipeline folder."""
+    """Build the pipeline and the data, train, save a pipeline folder with its card, and push it where asked for."""
     accelerator = make_accelerator(config.training)
-    pipeline = start_pipeline(config.start, seed=config.training.seed)
     task = DepthTask(
-        pipeline,
+        start_pipeline(config.start, seed=config.training.seed),
         training_data(config),
         config.objective,
         trainable=config.trainable,
         lora_rank=config.lora_rank,
+        seed=config.training.seed,
         validation=make_validation(config, accelerator),
         device=accelerator.device,
     )
-    return Trainer(task, config.training, accelerator).run("depth", config_text)
+    is_main = accelerator.is_main_process
+    result = Trainer(task, config.training, accelerator).run("depth", config_text)
+    if is_main and result.finished:
+        publish(result.folder, config.push_to_hub)
+    return result
+
+
+def publish(folder: Path, repo_id: str | None) -> None:
+    """Give the finished model its card and, where asked for, upload it."""
+    from marigold_uq.hub import make_card, push_to_hub
+
+    if not (folder / "model" / "README.md").exists():
+        make_card(folder, repo_id=repo_id, task="depth")
+    if repo_id is not None:
+        print(f"pushed to {push_to_hub(folder, repo_id)}")
 
 
 def start_pipeline(start: StartConfig, *, seed: int = 0) -> MarigoldUQDepthPipeline:
     """The pipeline training starts from, with the head of its family."""
-    defaults = {
-        "default_denoising_steps": start.default_denoising_steps,
-        "default_processing_resolution": start.default_processing_resolution,
-    }
-    extra = {} if start.variant is None else {"variant": start.variant}
+    source = {"variant": start.variant, "revision": start.revision}
+    source = {name: value for name, value in source.items() if value is not None}
     if start.kind == "stable_diffusion":
-        snr = start.zero_terminal_snr
         pipeline = MarigoldUQDepthPipeline.from_stable_diffusion(
-            start.name, noise_family="point", zero_terminal_snr=snr, **defaults, **extra
+            start.name, noise_family="point", zero_terminal_snr=start.zero_terminal_snr, **DEFAULTS, **source
         )
     elif start.kind == "pipeline":
-        pipeline = MarigoldUQDepthPipeline.from_pretrained(start.name, **extra)
+        pipeline = MarigoldUQDepthPipeline.from_pretrained(start.name, **source)
+        forget_calibration(pipeline)
     else:
         pipeline = new_pipeline(start, seed)
-        pipeline.register_to_config(**defaults)
-    if pipeline.scheduler.config.noise_family == "point":
-        pipeline.with_family(
-            start.noise_family,
-            num_components=start.num_components,
-            rank=start.rank,
-            initial_scale=start.initial_scale,
-            seed=seed,
-        )
+    wanted = {name: getattr(start, name) for name in DEFAULTS}
+    pipeline.register_to_config(**{name: value for name, value in wanted.items() if value is not None})
+    give_family(pipeline, start, seed)
     store_in_config(pipeline.scheduler, eta=start.eta)
     return pipeline
+
+
+def give_family(pipeline: MarigoldUQDepthPipeline, start: StartConfig, seed: int) -> None:
+    """Widen a point pipeline for its family; one that has a law already must have the one asked for."""
+    asked = {name: getattr(start, name) for name in ("noise_family", "num_components", "rank")}
+    has = {name: pipeline.scheduler.config[name] for name in asked}
+    if has["noise_family"] == "point":
+        pipeline.with_family(**asked, initial_scale=start.initial_scale, seed=seed)
+    elif has != asked:
+        raise ValueError(
+            f"{start.name} has the law {has} already, but start asks for {asked}: give its own noise_family, "
+            "num_components and rank, or start from a point model"
+        )
+
+
+def forget_calibration(pipeline: MarigoldUQDepthPipeline) -> None:
+    """tau and conformal factors belong to weights that are about to change."""
+    pipeline.register_to_config(calibration=None)
+    store_in_config(pipeline.scheduler, tau=1.0)
 
 
 def new_pipeline(start: StartConfig, seed: int) -> MarigoldUQDepthPipeline:
@@ -91,6 +116,7 @@ def new_pipeline(start: StartConfig, seed: int) -> MarigoldUQDepthPipeline:
         vae=cast(AutoencoderKL, vae),
         scheduler=DistributionalDDIMScheduler(**SCHEDULE, **snr),
         prompt_embedding=PromptEmbedding(2, unet.config.cross_attention_dim),
+        **DEFAULTS,
     )
 
 
@@ -108,17 +134,12 @@ def training_data(config: DepthTrainConfig) -> Ordered:
     if not config.data:
         raise ValueError("no training data: give at least one entry under `data`, for instance {name: hypersim, ...}")
     parts = [build_part(part) for part in config.data]
-    training = config.training
-    mixture = MixtureDataset(
-        parts,
-        [part.probability for part in config.data],
-        config.epoch_length or sum(len(part) for part in parts),
-        training.seed,
-        block_size=training.micro_batch_size or 1,
-    )
+    seed = config.training.seed
+    length = config.epoch_length or max(config.training.batch_size, sum(len(part) for part in parts))
+    mixture = MixtureDataset(parts, [part.probability for part in config.data], length, seed)
     if any(part.name == "latents" for part in config.data):
         return mixture
-    return AugmentedDataset(mixture, config.transform, training.seed)
+    return AugmentedDataset(mixture, config.transform, seed)
 
 
 def build_part(part: DataPart) -> Any:
@@ -135,7 +156,7 @@ def build_part(part: DataPart) -> Any:
 
 
 def make_validation(config: DepthTrainConfig, accelerator: Accelerator) -> DepthValidation | None:
-    """Scores and sheets of held-out pictures, made by the main process."""
+    """Scores and sheets of held-out pictures, shared out over the processes."""
     if config.validation.data is None:
         return None
     return DepthValidation(build_part(config.validation.data), config.validation, accelerator)

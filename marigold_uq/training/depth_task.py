@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from accelerate.utils import gather
 from torch import Tensor, nn
+from torch.utils.data import default_collate
 
 from marigold_uq.data.depth.normalization import latent_mask, normalize_depth
 from marigold_uq.denoising import predict_noise
+from marigold_uq.distributions import NoiseDistribution
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
-from marigold_uq.scores import RunningResidualScale, sample_scores
+from marigold_uq.scores import SCORES, RunningResidualScale, sample_scores
 from marigold_uq.training.noise import training_noise
 from marigold_uq.training.order import Ordered
 from marigold_uq.training.task import Stateful
-from marigold_uq.training.trainable import choose_trainable, merge_adapters
+from marigold_uq.training.trainable import choose_trainable, plain_network
 
 Validation = Callable[[MarigoldUQDepthPipeline, int, Path], dict[str, float]]
+Batch = list[tuple[list[int], dict[str, Any]]]
+"""Samples of one size together: their places in the micro batch, and what torch's default collate makes of them."""
+NEEDS_DIRECTIONS = ("projected", "energy")
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,16 @@ class ObjectiveConfig:
     noise_strength: float = 0.9
     uniform_timesteps: bool = True
 
+    def __post_init__(self) -> None:
+        if self.score is not None and self.score not in SCORES:
+            raise ValueError(f"unknown score {self.score!r}; choose one of {', '.join(sorted(SCORES))}")
+        if self.num_draws < 2:
+            raise ValueError(
+                f"num_draws is at least 2, a fair score compares draws with each other; got {self.num_draws}"
+            )
+        if not self.noise_strength >= 0:
+            raise ValueError(f"noise_strength is at least 0; got {self.noise_strength}")
+
 
 class DepthTask:
     """A `TrainingTask`: the U-Net of a depth pipeline on image and depth pairs."""
@@ -56,28 +71,54 @@ class DepthTask:
         *,
         trainable: Literal["full", "head", "lora"] = "full",
         lora_rank: int = 16,
+        seed: int = 0,
         validation: Validation | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
+        if not (pipeline.config.scale_invariant and pipeline.config.shift_invariant):
+            raise ValueError("training normalises each depth map by itself, but the pipeline promises absolute depth")
         self.pipeline, self.dataset, self.objective, self.validation = pipeline, dataset, objective, validation
         self.device = torch.device(device)
-        pipeline.vae.requires_grad_(False).eval().to(self.device)
-        pipeline.encode_prompt()  # stored from now on; the text encoder is not needed any more
+        pipeline.encode_prompt()  # stored from now on: text encoder and tokenizer are not needed any more
+        pipeline.register_modules(text_encoder=None, tokenizer=None)
+        pipeline.to(self.device)
+        pipeline.vae.requires_grad_(False).eval()
         self.network: nn.Module = pipeline.unet
-        choose_trainable(pipeline, trainable, lora_rank=lora_rank)
+        choose_trainable(pipeline, trainable, lora_rank=lora_rank, seed=seed)
+        self.score = objective.score or pipeline.scheduler.family.default_score
+        self.adaptive = self.score == "kernel" and objective.adaptive_bandwidth
         self.scale = RunningResidualScale(pipeline.scheduler.config.num_train_timesteps).to(self.device)
-        self._residuals: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._residuals: list[Tensor] = []
 
     def states(self) -> list[Stateful]:
         """The running bandwidth."""
         return [self.scale]
 
-    def describe(self, batch: dict[str, Any]) -> list[str]:
-        """Names of the samples."""
-        return [str(name) for name in batch["name"]]
+    def collate(self, samples: list[dict[str, Any]]) -> Batch:
+        """Group samples by size: data sets that are mixed need not agree on one."""
+        groups: dict[tuple[torch.Size, ...], list[int]] = {}
+        for place, sample in enumerate(samples):
+            size = tuple(value.shape for value in sample.values() if isinstance(value, Tensor))
+            groups.setdefault(size, []).append(place)
+        return [(places, default_collate([samples[place] for place in places])) for places in groups.values()]
 
-    def losses(self, network: nn.Module, batch: dict[str, Any], generators: list[torch.Generator]) -> Tensor:
+    def describe(self, batch: Batch) -> list[str]:
+        """Names of the samples."""
+        names = {place: str(name) for places, part in batch for place, name in zip(places, part["name"], strict=True)}
+        return [names[place] for place in sorted(names)]
+
+    def losses(self, network: nn.Module, batch: Batch, generators: list[torch.Generator]) -> Tensor:
         """Score of the law against the drawn target, one number per sample."""
+        parts = [self._part(network, part, [generators[place] for place in places]) for places, part in batch]
+        order = torch.tensor([place for places, _ in batch for place in places], device=self.device).argsort()
+        if self.adaptive:
+            self._residuals.append(torch.cat([residual for _, residual in parts])[order])
+        return torch.cat([losses for losses, _ in parts])[order]
+
+    def _part(
+        self, network: nn.Module, batch: dict[str, Any], generators: list[torch.Generator]
+    ) -> tuple[Tensor, Tensor]:
+        """Losses (B,) of samples of one size and their rows (timestep, sum of squared residuals, coordinates)."""
         image, x_0, mask = self.encode(batch)
         scheduler = self.pipeline.scheduler
         steps = scheduler.config.num_train_timesteps
@@ -86,16 +127,15 @@ class DepthTask:
         timesteps = timesteps.to(self.device)
         x_t = scheduler.add_noise(x_0, noise, timesteps)
         target = scheduler.training_target(x_0, noise, timesteps)
-        text = self.pipeline.prompt_embedding.embedding.to(x_0).expand(len(x_0), -1, -1)
+        text = self.pipeline.prompt_embedding(len(x_0)).to(x_0)
 
         def denoiser(x: Tensor, t: Tensor | int) -> Tensor:
             return network(torch.cat([image, x], 1), t, encoder_hidden_states=text, return_dict=False)[0]
 
-        law = predict_noise(
-            denoiser, scheduler, x_t, timesteps, num_draws=self.objective.num_draws, generator=generators
-        )
-        self._remember(timesteps, target - law.mean.detach(), mask)
-        return self._score(law, target, mask, timesteps, generators)
+        draws = self.objective.num_draws
+        law = predict_noise(denoiser, scheduler, x_t, timesteps, num_draws=draws, generator=generators)
+        residual = _residual_rows(timesteps, target - law.mean.detach(), mask)
+        return self._score(law, target, mask, timesteps, generators), residual
 
     def _timestep(self, steps: int, generator: torch.Generator) -> Tensor:
         t = torch.randint(steps, (1,), generator=generator)
@@ -103,26 +143,26 @@ class DepthTask:
         return t if self.objective.uniform_timesteps else torch.where(last, steps - 1, t)
 
     def _score(
-        self, law: Any, target: Tensor, mask: Tensor, timesteps: Tensor, generators: list[torch.Generator]
+        self,
+        law: NoiseDistribution,
+        target: Tensor,
+        mask: Tensor,
+        timesteps: Tensor,
+        generators: list[torch.Generator],
     ) -> Tensor:
-        name = self.objective.score or law.default_score
         options = dict(self.objective.score_options)
-        if name == "kernel" and self.objective.adaptive_bandwidth:
+        if self.adaptive:
             scale = self.scale(timesteps)
-            return scale * sample_scores(law, target, name, mask=mask, bandwidth=scale, **options)
-        if name in ("projected", "energy") and law.name != "sample":
+            return scale * sample_scores(law, target, self.score, mask=mask, bandwidth=scale, **options)
+        if self.score in NEEDS_DIRECTIONS and not law.noise_channels:  # an implicit law brings its draws
+            rows = [slice(b, b + 1) for b in range(len(target))]  # directions of its own for each sample
             return torch.cat(
-                [  # directions of a sample's own, so that they do not depend on the company
-                    sample_scores(_one(law, b), target[b : b + 1], name, mask=mask[b : b + 1], generator=own, **options)
-                    for b, own in enumerate(generators)
+                [
+                    sample_scores(_part_of(law, b), target[b], self.score, mask=mask[b], generator=own, **options)
+                    for b, own in zip(rows, generators, strict=True)
                 ]
             )
-        return sample_scores(law, target, name, mask=mask, **options)
-
-    def _remember(self, timesteps: Tensor, residual: Tensor, mask: Tensor) -> None:
-        keep = mask.expand(residual.shape).flatten(1)
-        square = torch.where(keep, residual.flatten(1), 0.0).square().sum(1)
-        self._residuals.append((timesteps, square, keep.sum(1)))
+        return sample_scores(law, target, self.score, mask=mask, **options)
 
     @torch.no_grad()
     def encode(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
@@ -132,11 +172,17 @@ class DepthTask:
             image, depth, valid = (batch[key].to(self.device) for key in keys)
             return image.float(), depth.float(), valid
         factor = self.pipeline.vae_scale_factor
-        maps = [normalize_depth(d, v)[0] for d, v in zip(batch["depth"], batch["valid"], strict=True)]
+        maps = [self._normalized(d, v) for d, v in zip(batch["depth"], batch["valid"], strict=True)]
         picture = (2 * batch["image"] - 1).to(self.device)
         depth = torch.stack(maps).expand(-1, 3, -1, -1).to(self.device)
         valid = latent_mask(batch["valid"], factor).to(self.device)
         return self.encode_pixels(picture), self.encode_pixels(depth), valid
+
+    def _normalized(self, depth: Tensor, valid: Tensor) -> Tensor:
+        """What the pipeline predicts, depth or disparity, in [-1, 1]."""
+        if self.pipeline.config.prediction_type == "disparity":
+            depth = torch.where(valid, depth, 1.0).reciprocal()
+        return normalize_depth(depth, valid)[0]
 
     def encode_pixels(self, pixels: Tensor) -> Tensor:
         """Latents of pictures or depth maps (B, 3, H, W) in [-1, 1]."""
@@ -146,10 +192,11 @@ class DepthTask:
         return (mode * vae.config.scaling_factor).float()
 
     def after_step(self, step: int) -> None:
-        """Update the running residual scale with the step's samples of all processes."""
-        timesteps, square, count = (torch.cat(column) for column in zip(*self._residuals, strict=True))
-        self._residuals.clear()
-        self.scale.update_sums(*(gather(column) for column in (timesteps, square, count)))
+        """Update the running residual scale with the step's samples of all processes, in the batch's order."""
+        if self.adaptive:
+            timesteps, square, count = gather(torch.cat(self._residuals)).unbind(1)
+            self._residuals.clear()
+            self.scale.update_sums(timesteps.long(), square, count)
 
     def validate(self, network: nn.Module, step: int, pictures: Path) -> dict[str, float]:
         """Whatever the validation given at construction measures."""
@@ -162,12 +209,22 @@ class DepthTask:
         return scores
 
     def save(self, network: nn.Module, folder: Path) -> None:
-        """A pipeline folder that `from_pretrained` loads."""
-        merge_adapters(self.pipeline)
-        self.pipeline.save_pretrained(folder)
+        """A pipeline folder that `from_pretrained` loads; adapters are folded into the weights."""
+        trained = self.pipeline.unet
+        try:
+            self.pipeline.register_modules(unet=plain_network(trained))
+            self.pipeline.save_pretrained(folder)
+        finally:
+            self.pipeline.register_modules(unet=trained)
 
 
-def _one(law: Any, index: int) -> Any:
-    """The law of one sample of the batch, batch axis kept."""
-    fields = {name: getattr(law, name)[index : index + 1] for name in law.__dataclass_fields__}
-    return type(law)(**fields)
+def _residual_rows(timesteps: Tensor, residual: Tensor, mask: Tensor) -> Tensor:
+    """(B, 3): the timestep, the sum of squares over coordinates that count, and their number."""
+    keep = mask.expand(residual.shape).flatten(1)
+    square = torch.where(keep, residual.flatten(1), 0.0).square().sum(1)
+    return torch.stack([timesteps.float(), square.float(), keep.sum(1).float()], 1)
+
+
+def _part_of(law: NoiseDistribution, rows: slice) -> NoiseDistribution:
+    """The laws of some samples of the batch."""
+    return type(law)(**{parameter.name: getattr(law, parameter.name)[rows] for parameter in fields(law)})

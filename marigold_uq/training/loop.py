@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +41,11 @@ class TrainingResult:
 
 
 def make_accelerator(config: TrainingConfig) -> Accelerator:
-    """One per process; gradients are synchronised by hand, so accumulation is ours."""
+    """One per process; gradients are synchronised by hand, so accumulation is ours.
+
+    Buffers are not exchanged: that would be one more exchange per forward pass, and processes may differ in their
+    number (pictures of several sizes).
+    """
     return Accelerator(
         mixed_precision=config.mixed_precision,
         cpu=config.cpu,
@@ -65,28 +69,51 @@ class Trainer:
         optimizer = torch.optim.AdamW(
             self.trainable, lr=rate.learning_rate, betas=(rate.beta1, rate.beta2), weight_decay=rate.weight_decay
         )
-        self.network, self.optimizer = self.accelerator.prepare(task.network, optimizer)
+        with warnings.catch_warnings():  # torch renames the option, accelerate passes it by its old name
+            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+            self.network, self.optimizer = self.accelerator.prepare(task.network, optimizer)
         self.ema = EMAModel(self.trainable, decay=config.ema_decay) if config.ema_decay else None
         self.accelerator.register_for_checkpointing(*([self.ema] if self.ema else []), *task.states())
 
     def run(self, description: str = "training", config_text: str = "") -> TrainingResult:
         """Train to max_steps, from the newest checkpoint where there is one, and save the model."""
-        step = self._prepare_run(config_text)
-        self._catch_up_validation(step)
-        with InterruptGuard() as guard, self._progress(step, description) as bar, closing(self._steps(step)) as steps:
+        start = self._prepare_run(config_text)
+        self._catch_up_validation(start)
+        try:
+            step = self._train(start, description)
+        except NonFiniteLossError:  # which all processes raise together
+            self._close()
+            raise
+        finished = step >= self.config.max_steps
+        if finished and not (step == start and self.folder.model.exists()):  # otherwise there is nothing new
+            self._save_model()
+        self._report_problems()
+        self._close()
+        return TrainingResult(step, finished, self.config.output)
+
+    def _train(self, start: int, description: str) -> int:
+        """All steps from `start` to the end or to an interruption; the number of steps done."""
+        step = start
+        with InterruptGuard() as guard, self._progress(start, description) as bar, closing(self._steps(start)) as steps:
             for index, batches in steps:
                 record, stop = self._step(index, batches, guard)
-                step = index + 1
+                step = record["step"]
                 bar.update()
                 bar.set_postfix(loss=f"{record['loss']:.4f}")
                 self._after_step(record, stop)
                 if stop:
                     break
-        finished = step >= self.config.max_steps
-        if finished:
-            self._save_model()
+        return step
+
+    def _close(self) -> None:
+        """End trackers and process group, after DDP's reducer is gone.
+
+        As the last to hold the group the reducer would destroy it with Python's lock in its hands, and wait for threads
+        that need the lock to end their last exchange.
+        """
+        self.network = self.accelerator.unwrap_model(self.network)
+        self.accelerator.free_memory()
         self.accelerator.end_training()
-        return TrainingResult(step, finished, self.config.output)
 
     def _prepare_run(self, config_text: str) -> int:
         """Folders, the checkpoint to go on from, files about the run, trackers; returns the first step."""
@@ -123,7 +150,7 @@ class Trainer:
         hidden = not self.accelerator.is_local_main_process
         return tqdm(total=self.config.max_steps, initial=start, desc=description, unit="step", disable=hidden)
 
-    def _steps(self, start: int) -> Iterator[tuple[int, list[Any]]]:
+    def _steps(self, start: int) -> Generator[tuple[int, list[Any]], None, None]:
         config = self.config
         return steps_of_run(
             self.task.dataset,
@@ -177,9 +204,11 @@ class Trainer:
         """All processes stop together, each with the names of all samples concerned."""
         names = [name for batch in batches for name in self.task.describe(batch)]
         concerned = gather_object([name for name, flag in zip(names, bad.tolist(), strict=True) if flag])
+        newest = self.folder.find_checkpoint("latest")
         raise NonFiniteLossError(
-            f"{what} is not finite at step {step + 1} for samples {', '.join(concerned)}; checkpoints are untouched, "
-            f"the newest is {self.folder.find_checkpoint('latest')}. Lower the learning rate, or look at these samples"
+            f"{what} is not finite at step {step + 1} for samples {', '.join(concerned)}; nothing was changed, "
+            f"{'there is no checkpoint yet' if newest is None else f'the newest checkpoint is {newest}'}. "
+            "Lower the learning rate, or look at these samples"
         )
 
     def _after_step(self, record: dict[str, Any], stop: bool) -> None:
@@ -246,6 +275,12 @@ class Trainer:
             with self.averaged_weights(), replacing_folder(self.folder.model) as folder:
                 self.task.save(self.accelerator.unwrap_model(self.network), folder)
         self.accelerator.wait_for_everyone()
+
+    def _report_problems(self) -> None:
+        """data_problems.json: the broken samples that a data set with `problems` met and skipped."""
+        problems = gather_object(list(getattr(self.task.dataset, "problems", [])))
+        if problems and self.accelerator.is_main_process:
+            self.accelerator.print(f"unusable samples were skipped, see {self.folder.add_problems(problems)}")
 
 
 def _prepare_network(task: TrainingTask, config: TrainingConfig) -> list[torch.nn.Parameter]:

@@ -1,7 +1,7 @@
 """Which samples make up which step: a function of the step, so a resumed run reads on exactly where it stopped."""
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -88,7 +88,7 @@ def steps_of_run(
     num_workers: int,
     seed: int = 0,
     collate: Collate | None = None,
-) -> Iterator[tuple[int, list[Any]]]:
+) -> Generator[tuple[int, list[Any]], None, None]:
     """(step, this process's micro batches) from `start_step` to `max_steps`, epoch after epoch."""
     steps_per_epoch = len(dataset) // plan.size
     if steps_per_epoch == 0:

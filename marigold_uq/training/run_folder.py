@@ -84,6 +84,13 @@ class RunFolder:
         """Whether metrics.jsonl has the validation of a step, besides its loss."""
         return any(record["step"] == step and "loss" not in record for record in self.records())
 
+    def add_problems(self, problems: list[tuple[str, str]]) -> Path:
+        """Enter (sample, reason) pairs into data_problems.json, which keeps those of earlier parts of the run."""
+        path = self.root / "data_problems.json"
+        known = dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+        self.write_text(path.name, json.dumps({**known, **dict(problems)}, indent=2, sort_keys=True) + "\n")
+        return path
+
     def list_checkpoints(self) -> list[Path]:
         """Finished checkpoints, oldest first."""
         found = self.checkpoints.glob(f"{CHECKPOINT}*") if self.checkpoints.exists() else iter(())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
 
@@ -14,20 +15,19 @@ LORA_TARGETS = ["to_q", "to_k", "to_v", "to_out.0", "conv1", "conv2", "proj_in",
 
 
 def choose_trainable(
-    pipeline: MarigoldUQDepthPipeline, mode: Literal["full", "head", "lora"], *, lora_rank: int = 16
+    pipeline: MarigoldUQDepthPipeline, mode: Literal["full", "head", "lora"], *, lora_rank: int = 16, seed: int = 0
 ) -> None:
     """Set `requires_grad` throughout the U-Net.
 
     "head": only the channels of conv_out that leave the law's mean alone, so the prediction of a published checkpoint
     stays what it was, to the bit. "lora": adapters of rank `lora_rank` (peft), and the first and last convolution.
     """
-    unet = pipeline.unet
     if mode == "full":
-        unet.requires_grad_(True)
+        pipeline.unet.requires_grad_(True)
     elif mode == "head":
         _train_head(pipeline)
     elif mode == "lora":
-        _add_adapters(pipeline, lora_rank)
+        _add_adapters(pipeline.unet, lora_rank, seed)
     else:
         raise ValueError(f"trainable is 'full', 'head' or 'lora'; got {mode!r}")
 
@@ -55,21 +55,25 @@ def _keep_rows(rows: Tensor) -> Callable[[Tensor], Tensor]:
     return hook
 
 
-def _add_adapters(pipeline: MarigoldUQDepthPipeline, rank: int) -> None:
+def _add_adapters(unet: Any, rank: int, seed: int) -> None:
     try:
         from peft import LoraConfig
     except ImportError as error:
         raise ImportError("LoRA needs peft: pip install 'marigold_uq[lora]'") from error
-    unet = pipeline.unet
     unet.requires_grad_(False)
-    unet.add_adapter(LoraConfig(r=rank, lora_alpha=rank, init_lora_weights="gaussian", target_modules=LORA_TARGETS))
+    config = LoraConfig(r=rank, lora_alpha=rank, init_lora_weights="gaussian", target_modules=LORA_TARGETS)
+    with torch.random.fork_rng(devices=[]):  # peft draws the first weights from the global stream
+        torch.manual_seed(seed)
+        unet.add_adapter(config)
     for convolution in (unet.conv_in, unet.conv_out):
         convolution.requires_grad_(True)
 
 
-def merge_adapters(pipeline: MarigoldUQDepthPipeline) -> None:
-    """Fold adapters into the weights, so that the saved U-Net is a plain one; nothing to do without adapters."""
-    unet = pipeline.unet
-    if getattr(unet, "peft_config", None):
-        unet.fuse_lora()
-        unet.unload_lora()
+def plain_network(network: nn.Module) -> nn.Module:
+    """The network without adapters: itself, or a copy on the CPU with its adapters folded into the weights."""
+    if not getattr(network, "peft_config", None):
+        return network
+    merged: Any = copy.deepcopy(network).cpu()
+    merged.fuse_lora()
+    merged.unload_lora()
+    return merged

@@ -1,0 +1,184 @@
+"""A run that was interrupted and resumed equals the uninterrupted one, bit for bit."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toy_task import Points, ToyTask, assert_same_weights, metrics_of, toy_config, weights_of
+
+from marigold_uq.training.loop import Trainer
+
+
+class Interrupted(Exception):
+    """Stands for whatever ends a process."""
+
+
+def run_until(step: int, output: Path, task: ToyTask, **changes: Any) -> None:
+    """Let a run die right after the task has seen optimiser step `step`."""
+
+    def die(number: int) -> None:
+        if number == step:
+            raise Interrupted
+
+    task.after_step = die  # type: ignore[method-assign]
+    with pytest.raises(Interrupted):
+        Trainer(task, toy_config(output, **changes)).run(config_text="x: 1\n")
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "average": {"ema_decay": 0.9},
+    "accumulation": {"micro_batch_size": 2},
+    "workers": {"num_workers": 2},
+    "validation": {"validate_every": 4},  # right after each checkpoint
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "dies_at"), [("plain", 7), ("average", 9), ("accumulation", 7), ("workers", 7), ("validation", 9)]
+)
+def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path: Path, name: str, dies_at: int) -> None:
+    """44 samples and batches of 8: epochs of 5 steps, checkpoints at 4, 8 and 12; dropout draws from the global RNG."""
+
+    def task() -> ToyTask:
+        return ToyTask(Points(44), hidden=6, dropout=0.4)
+
+    changes = SETTINGS[name]
+    Trainer(task(), toy_config(tmp_path / "whole", **changes)).run(config_text="x: 1\n")
+    run_until(dies_at, tmp_path / "parts", task(), **changes)
+    resumed = task()
+    assert Trainer(resumed, toy_config(tmp_path / "parts", **changes)).run(config_text="x: 1\n").finished
+
+    assert_same_weights(weights_of(tmp_path / "whole"), weights_of(tmp_path / "parts"))
+    assert metrics_of(tmp_path / "whole") == metrics_of(tmp_path / "parts")
+    first_step = 4 if dies_at == 7 else 8
+    assert sum(map(len, resumed.seen)) == 8 * (12 - first_step)
+
+
+def test_workers_change_nothing(tmp_path: Path) -> None:
+    for workers in (0, 2):
+        task = ToyTask(Points(44), hidden=6, dropout=0.4)
+        Trainer(task, toy_config(tmp_path / str(workers), num_workers=workers)).run()
+    assert_same_weights(weights_of(tmp_path / "0"), weights_of(tmp_path / "2"))
+    assert metrics_of(tmp_path / "0") == metrics_of(tmp_path / "2")
+
+
+def test_a_validation_that_a_killed_run_missed_is_made_up(tmp_path: Path) -> None:
+    """The checkpoint of step 4 is written before its validation, which here never comes."""
+
+    class DiesInValidation(ToyTask):
+        def validate(self, network: Any, step: int, pictures: Path) -> dict[str, float]:
+            raise Interrupted
+
+    Trainer(ToyTask(), toy_config(tmp_path / "whole", validate_every=4)).run()
+    with pytest.raises(Interrupted):
+        Trainer(DiesInValidation(), toy_config(tmp_path / "parts", validate_every=4)).run()
+    resumed = ToyTask()
+    Trainer(resumed, toy_config(tmp_path / "parts", validate_every=4)).run()
+    assert resumed.validated == [4, 8, 12]
+    assert metrics_of(tmp_path / "whole") == metrics_of(tmp_path / "parts")
+
+
+def test_a_half_written_line_and_a_half_written_checkpoint_do_not_stop_a_resume(tmp_path: Path) -> None:
+    Trainer(ToyTask(), toy_config(tmp_path / "whole")).run()
+    run_until(7, tmp_path / "parts", ToyTask())
+    with (tmp_path / "parts" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 7, "lo')
+    (tmp_path / "parts" / "checkpoints" / ".checkpoint-8").mkdir()
+    Trainer(ToyTask(), toy_config(tmp_path / "parts")).run()
+    assert metrics_of(tmp_path / "whole") == metrics_of(tmp_path / "parts")
+    assert not list((tmp_path / "parts" / "checkpoints").glob(".*"))
+
+
+def test_a_run_that_died_before_its_first_checkpoint_starts_anew_without_old_metrics(tmp_path: Path) -> None:
+    run_until(3, tmp_path, ToyTask())
+    assert len(metrics_of(tmp_path)) == 2
+    Trainer(ToyTask(), toy_config(tmp_path)).run()
+    assert [record["step"] for record in metrics_of(tmp_path)] == list(range(1, 13))
+
+
+def test_a_run_that_died_while_saving_its_model_saves_it_when_started_again(tmp_path: Path) -> None:
+    class DiesWhileSaving(ToyTask):
+        def save(self, network: Any, folder: Path) -> None:
+            super().save(network, folder)
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        Trainer(DiesWhileSaving(), toy_config(tmp_path)).run()
+    assert not (tmp_path / "model").exists()
+    task = ToyTask()
+    assert Trainer(task, toy_config(tmp_path)).run().finished
+    assert not task.seen
+    assert weights_of(tmp_path)["weight"].isfinite().all()
+
+
+def test_a_finished_run_started_again_leaves_its_model_and_card_alone(tmp_path: Path) -> None:
+    Trainer(ToyTask(), toy_config(tmp_path)).run()
+    (tmp_path / "model" / "README.md").write_text("evaluated")
+    Trainer(ToyTask(), toy_config(tmp_path)).run()
+    assert (tmp_path / "model" / "README.md").read_text() == "evaluated"
+    Trainer(ToyTask(), toy_config(tmp_path, max_steps=14)).run()  # a longer run is a new model
+    assert not (tmp_path / "model" / "README.md").exists()
+
+
+def test_never_refuses_a_folder_with_a_run(tmp_path: Path) -> None:
+    run_until(3, tmp_path, ToyTask(), resume="never")
+    with pytest.raises(FileExistsError, match="holds a run already"):
+        Trainer(ToyTask(), toy_config(tmp_path, resume="never")).run()
+
+
+def test_a_checkpoint_can_be_named_and_goes_on_in_another_folder(tmp_path: Path) -> None:
+    Trainer(ToyTask(), toy_config(tmp_path / "whole")).run()
+    checkpoint = tmp_path / "whole" / "checkpoints" / "checkpoint-8"
+    Trainer(ToyTask(), toy_config(tmp_path / "other", resume=str(checkpoint))).run()
+    assert_same_weights(weights_of(tmp_path / "whole"), weights_of(tmp_path / "other"))
+    assert [record["step"] for record in metrics_of(tmp_path / "other")] == [9, 10, 11, 12]
+
+
+def test_a_named_checkpoint_older_than_the_folders_newest_is_refused(tmp_path: Path) -> None:
+    """Otherwise the later ones, of another branch, would be taken for this run's at the next resume."""
+    Trainer(ToyTask(), toy_config(tmp_path)).run()
+    old = tmp_path / "checkpoints" / "checkpoint-8"
+    with pytest.raises(FileExistsError, match=r"later than .*checkpoint-8: checkpoint-12"):
+        Trainer(ToyTask(), toy_config(tmp_path, resume=str(old))).run()
+
+
+@pytest.mark.parametrize("name", ["checkpoint-9", "model"])
+def test_a_path_that_is_no_checkpoint_is_refused(tmp_path: Path, name: str) -> None:
+    Trainer(ToyTask(), toy_config(tmp_path / "run")).run()
+    with pytest.raises((FileNotFoundError, ValueError), match="checkpoint"):
+        Trainer(ToyTask(), toy_config(tmp_path / "new", resume=str(tmp_path / "run" / name))).run()
+
+
+def test_a_resume_with_another_config_keeps_the_old_one(tmp_path: Path) -> None:
+    run_until(7, tmp_path, ToyTask())
+    Trainer(ToyTask(), toy_config(tmp_path)).run(config_text="x: 2\n")
+    assert (tmp_path / "config.yaml").read_text() == "x: 2\n"
+    assert (tmp_path / "config-until-step-4.yaml").read_text() == "x: 1\n"
+
+
+def test_a_checkpoint_of_fewer_processes_warns_that_dropout_is_not_restored(tmp_path: Path) -> None:
+    run_until(7, tmp_path, ToyTask())
+    for path in (tmp_path / "checkpoints").glob("*/random_states_0.pkl"):
+        path.unlink()
+    with pytest.warns(UserWarning, match="random state of dropout is not restored"):
+        Trainer(ToyTask(), toy_config(tmp_path)).run()
+
+
+def test_tensorboard_hides_what_the_killed_run_wrote_after_its_checkpoint(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    run_until(7, tmp_path, ToyTask(), tracker="tensorboard")
+    Trainer(ToyTask(), toy_config(tmp_path, tracker="tensorboard")).run()
+    events = accumulator.EventAccumulator(str(tmp_path / "marigold_uq"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("loss")] == list(range(1, 13))
+
+
+def test_versions_and_config_are_plain_files_that_need_no_library(tmp_path: Path) -> None:
+    Trainer(ToyTask(), toy_config(tmp_path)).run(config_text="x: 1\n")
+    assert "accelerate" in json.loads((tmp_path / "versions.json").read_text())
+    shutil.rmtree(tmp_path / "checkpoints")
+    assert torch.load(tmp_path / "model" / "weights.pt", weights_only=True)
