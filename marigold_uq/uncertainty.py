@@ -32,15 +32,15 @@ class OriginalMoments:
 class _Trajectory:
     """Running sums over the steps of one call of `reverse_diffusion`."""
 
-    initial_variance: Tensor  # U_t at the first step
+    initial_variance: Tensor  # tau U_t at the first step
     sum_variance: Tensor  # sum of U_t
     sum_reverse: Tensor  # sum of V[mu_theta]
     steps: list[OriginalMoments]
     num_steps: int = 0
 
     @classmethod
-    def empty(cls, variance: Tensor) -> "_Trajectory":
-        return cls(variance, torch.zeros_like(variance), torch.zeros_like(variance), [])
+    def empty(cls, variance: Tensor, *, initial: Tensor) -> "_Trajectory":
+        return cls(initial, torch.zeros_like(variance), torch.zeros_like(variance), [])
 
 
 class TrajectoryUncertainty:
@@ -60,7 +60,8 @@ class TrajectoryUncertainty:
         variance = law.variance
         if step.index == 0:
             _check_has_variance(step, variance)
-            self._trajectories.append(_Trajectory.empty(variance))
+            total = law.scaled(scheduler.config.tau).variance  # what the sampler draws from
+            self._trajectories.append(_Trajectory.empty(variance, initial=total))
         elif not self._trajectories or self._trajectories[-1].num_steps != step.index:
             raise ValueError(f"step {step.index} does not follow the last one seen: watch trajectories from the start")
         record = self._trajectories[-1]
@@ -77,7 +78,8 @@ class TrajectoryUncertainty:
         sqrt( mean over the used timesteps of U_t ), U_t = Var[x_0 | x_t] the marginal variance of the head's law. The
         paper's V[mu_theta] = b^2 Sigma is U_t times a factor that only depends on the schedule and the stride; taking
         that factor out gives one unit to all steps. Note what it measures: U_t is the posterior variance of x_0, which
-        is positive for a perfect model too, so this number does not vanish with infinite data.
+        is positive for a perfect model too, so this number does not vanish with infinite data. It is the head's own
+        number, before tau.
         """
         return self._join(lambda record: (record.sum_variance / record.num_steps).sqrt())
 
@@ -91,7 +93,7 @@ class TrajectoryUncertainty:
 
     @property
     def initial_std(self) -> Tensor:
-        """sqrt(U_t) at the first step, (B, *event): at zero SNR the standard deviation of the whole predictive law.
+        """sqrt(tau U_t) at the first step, (B, *event): at zero SNR the standard deviation of the predictive law.
 
         There x_t says nothing about x_0, so one network call gives the total uncertainty of a one-step sampler.
         """

@@ -384,3 +384,15 @@ def three_draws() -> Tensor:
 def test_bad_input_is_an_error_that_says_what_to_do(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_a_tau_that_changes_nothing_stays_one_and_says_so():
+    samples = torch.randn(10, 50, generator=torch.Generator().manual_seed(0))
+    with pytest.warns(UserWarning, match="tau changes nothing"):
+        assert choose_tau(lambda tau: samples, torch.zeros(50)).tau == 1.0
+
+
+def test_bounds_the_wrong_way_round_are_refused_for_kappa_too():
+    samples = torch.randn(10, 50, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(ValueError, match="0 < low < high"):
+        choose_kappa(samples, torch.zeros(50), bounds=(5.0, 2.0))

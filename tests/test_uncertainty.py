@@ -294,9 +294,10 @@ def test_decomposition_from_draws_does_not_take_sampling_noise_for_disagreement(
     assert naive.between_variance.mean() == pytest.approx(0.8 / 8, rel=0.05)  # (S - 1)/S / M
     # clipping at zero keeps the positive half only: far below the naive number, not exactly zero
     assert same.between_variance.mean() < 0.4 * naive.between_variance.mean()
-    # models 3 apart: population variance of {0, 3, 6, 9, 12} is 18
-    apart = decompose_member_samples(draws + 3 * torch.arange(5, dtype=torch.float64)[:, None, None])
-    assert apart.between_variance.mean() == pytest.approx(18, rel=0.01)
+    # models 1 apart: population variance of {0, 1, 2, 3, 4} is 2; its mean over 20000 coordinates has an error of
+    # sqrt(4 * 2 / (5 * 8) / 20000) = .0032, and forgetting (S - 1)/S would move it by .025
+    apart = decompose_member_samples(draws + torch.arange(5, dtype=torch.float64)[:, None, None])
+    assert apart.between_variance.mean() == pytest.approx(2, abs=STANDARD_ERRORS * 0.0032)
     assert apart.within_variance.mean() == pytest.approx(1, rel=0.01)
 
 
@@ -340,3 +341,20 @@ def test_different_schedules_are_not_joined():
 def test_decomposition_holds_standard_deviations_where_it_says_so():
     result = VarianceDecomposition(torch.tensor(9.0), torch.tensor(16.0))
     assert (result.aleatoric, result.epistemic, result.total) == (3.0, 4.0, 5.0)
+
+
+def test_tau_shrinks_the_initial_spread_as_it_shrinks_the_samples_and_leaves_the_epistemic_estimate():
+    spread = {}
+    for tau in (1.0, 0.1):
+        scheduler = make_scheduler(eta=1.0)
+        scheduler = DistributionalDDIMScheduler.from_config(scheduler.config, noise_family="gaussian", tau=tau)
+        scheduler.set_timesteps(1)
+        observer = TrajectoryUncertainty()
+        network = diagonal_posterior(scheduler, torch.eye(2, dtype=torch.float64))
+        generator = torch.Generator().manual_seed(0)
+        start = torch.randn(4000, 1, 2, generator=generator, dtype=torch.float64)
+        samples = reverse_diffusion(network, scheduler, start, generator=generator, observers=[observer])
+        # 4000 draws know their standard deviation to 1/sqrt(8000) = 1.1 %
+        torch.testing.assert_close(observer.initial_std[0], total_std(samples), rtol=5 * 0.011, atol=0)
+        spread[tau] = observer.epistemic[0]
+    torch.testing.assert_close(spread[0.1], spread[1.0])

@@ -66,8 +66,8 @@ def choose_tau(
 ) -> TauChoice:
     """Minimise the mean score of `draw(tau)` over tau: Brent's bounded search in log tau.
 
-    tau = 1 is always evaluated, so the choice is never worse than no calibration on these data. A minimum at a bound
-    warns.
+    tau = 1 is evaluated wherever the bounds allow it, so the choice is never worse than no calibration on these data.
+    A minimum at a bound warns.
 
     Args:
         draw: predictive samples (M, ...) for a tau, from the *same random numbers* every time (reseed inside; see
@@ -84,7 +84,10 @@ def choose_tau(
         return _mean_score(score, draw(tau), target, mask, f"tau = {tau:g}")
 
     curve = _search_log(objective, bounds, max_evaluations, tolerance, "tau")
-    tau, best = min(curve, key=lambda point: point[1])
+    scores = [value for _, value in curve]
+    if max(scores) == min(scores):
+        warnings.warn("tau changes nothing here: eta = 0 with a family without spread? It stays 1", stacklevel=2)
+    tau, best = min(curve, key=lambda point: (point[1], abs(math.log(point[0]))))  # ties go to the tau nearest to 1
     return TauChoice(tau, best, curve)
 
 
@@ -198,7 +201,7 @@ def _crps_kappa(samples: Tensor, target: Tensor, mask: Tensor | None, bounds: tu
         change = (deviation * torch.sign(kappa * deviation - residual)).mean(0) - pair_spread
         return float(change[keep].double().mean())
 
-    low, high = bounds
+    low, high = _checked_bounds(bounds, "kappa")
     while high / low > 1 + 1e-7:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if slope(middle) < 0 else (low, middle)
@@ -214,9 +217,7 @@ def _search_log(
     name: str,
 ) -> Curve:
     """Evaluate 1 and then what Brent's bounded method asks for in the logarithm; the curve in rising order."""
-    low, high = bounds
-    if not 0 < low < high < math.inf:
-        raise ValueError(f"bounds of {name} are 0 < low < high; got {bounds}")
+    low, high = _checked_bounds(bounds, name)
     if max_evaluations < 4:
         raise ValueError(f"a search needs at least 4 evaluations; got max_evaluations = {max_evaluations}")
     seen: dict[float, float] = {}
@@ -232,6 +233,12 @@ def _search_log(
     minimize_scalar(evaluate, bounds=(math.log(low), math.log(high)), method="bounded", options=options)
     _warn_at_bound(min(seen, key=lambda value: seen[value]), bounds, 2 * tolerance, name)
     return tuple(sorted(seen.items()))
+
+
+def _checked_bounds(bounds: tuple[float, float], name: str) -> tuple[float, float]:
+    if not 0 < bounds[0] < bounds[1] < math.inf:
+        raise ValueError(f"bounds of {name} are 0 < low < high; got {bounds}")
+    return bounds
 
 
 def _warn_at_bound(value: float, bounds: tuple[float, float], tolerance: float, name: str) -> None:

@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar, Self, TypeVar
 
 import torch
@@ -105,8 +105,11 @@ class NoiseDistribution(ABC):
     def _split_blocks(cls, raw: Tensor, num_components: int, rank: int, event_shape: Sequence[int] | None) -> Tensor:
         """(B, P C, *space) -> (B, P, C, *space) in at least float32, with the channel count checked."""
         blocks = cls.num_blocks(num_components, rank)
-        if raw.ndim < 2:
-            raise ValueError(f"raw output is (B, channels, ...); got shape {tuple(raw.shape)}")
+        if raw.ndim < 2 or event_shape == ():
+            raise ValueError(
+                f"raw output is (B, channels, ...) for events (C, ...), a scalar being an event of shape (1,); got raw "
+                f"output {tuple(raw.shape)}, event {event_shape}"
+            )
         channels = raw.shape[1]
         targets = None if event_shape is None else event_shape[0]
         if channels % blocks or (targets is not None and channels != blocks * targets):
@@ -135,9 +138,19 @@ class NoiseDistribution(ABC):
         return self.variance.sqrt()
 
     @property
+    def shape(self) -> torch.Size:
+        """(B, *event)."""
+        return self.mean.shape
+
+    @property
     def event_shape(self) -> torch.Size:
         """Shape of one sample, without the batch axis."""
-        return self.mean.shape[1:]
+        return self.shape[1:]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision of the parameters, float32 or float64."""
+        return getattr(self, fields(self)[0].name).dtype
 
     @abstractmethod
     def rsample(self, sample_shape: Sequence[int] = (), generator: Generators = None) -> Tensor:
@@ -161,11 +174,11 @@ class NoiseDistribution(ABC):
 
     def quantile(self, q: float | Sequence[float] | Tensor) -> Tensor:
         """Quantiles of the marginals: (B, *event) for a number, (len(q), B, *event) for several."""
-        levels = torch.as_tensor(q, dtype=self.mean.dtype, device=self.mean.device)
+        levels = torch.as_tensor(q, dtype=self.dtype, device=self.mean.device)
         if not bool(((levels > 0) & (levels < 1)).all()):
             raise ValueError(f"quantile levels lie strictly between 0 and 1; got {levels.tolist()}")
         values = self.marginal()._marginal_quantile(levels.reshape(-1))
-        return values.reshape(*levels.shape, *self.mean.shape)
+        return values.reshape(*levels.shape, *self.shape)
 
     def _marginal_quantile(self, levels: Tensor) -> Tensor:
         """(Q, B, *event); implemented by the families that `marginal` returns."""
@@ -206,6 +219,16 @@ def per_component(value: float | Tensor, event: int, axes: int = 1) -> float | T
     for _ in range(axes):
         value = value.unsqueeze(1)
     return value
+
+
+def check_value(dist: NoiseDistribution, value: Tensor) -> Tensor:
+    """The target of a score, in at least float32: one number per coordinate. Anything that broadcasts is refused."""
+    if value.shape != dist.shape:
+        raise ValueError(
+            f"a target of shape {tuple(value.shape)} does not fit a law of shape {tuple(dist.shape)}: a score compares "
+            "one value per coordinate, (B, *event); expand or reshape it"
+        )
+    return at_least_float32(value)
 
 
 def check_tau(tau: float) -> float:

@@ -77,6 +77,10 @@ class LowRankMixtureDistribution(NoiseDistribution):
         return self.logits.softmax(1)
 
     @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.loc.shape[0], *self.loc.shape[2:]))
+
+    @property
     def mean(self) -> Tensor:
         return self.marginal().mean
 

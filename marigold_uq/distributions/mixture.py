@@ -76,6 +76,10 @@ class MixtureDistribution(NoiseDistribution):
         return self.logits.softmax(1)
 
     @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.loc.shape[0], *self.loc.shape[2:]))
+
+    @property
     def mean(self) -> Tensor:
         return (self.weights * self.loc).sum(1)
 
@@ -117,15 +121,23 @@ class MixtureDistribution(NoiseDistribution):
         return self
 
     def _marginal_quantile(self, levels: Tensor) -> Tensor:
-        """Bisection between the smallest and the largest component quantile, where the mixture's own must lie."""
+        """Bisection between the smallest and the largest component quantile, where the mixture's own must lie.
+
+        A Newton step from the solution moves it by nothing and carries the gradient, -dF / density.
+        """
         levels = levels.reshape(-1, *[1] * (self.loc.ndim - 1))  # (Q, 1, ...)
-        components = self.loc + self.scale * torch.special.ndtri(levels).unsqueeze(1)  # (Q, B, K, *event)
-        low, high = components.amin(2), components.amax(2)  # (Q, B, *event)
-        for _ in range(BISECTIONS):
-            middle = 0.5 * (low + high)
-            below = self.cdf(middle) < levels
-            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        return 0.5 * (low + high)
+        with torch.no_grad():
+            components = self.loc + self.scale * torch.special.ndtri(levels).unsqueeze(1)  # (Q, B, K, *event)
+            low, high = components.amin(2), components.amax(2)  # (Q, B, *event)
+            for _ in range(BISECTIONS):
+                middle = 0.5 * (low + high)
+                below = self.cdf(middle) < levels
+                low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+            solution = 0.5 * (low + high)
+            density = torch.stack([self.log_prob(one) for one in solution]).exp()
+            density = density.clamp(min=torch.finfo(density.dtype).tiny)
+        level = self.cdf(solution)
+        return solution - (level - level.detach()) / density
 
 
 def pick_component(weights: Tensor, uniform: Tensor, *parameters: Tensor) -> list[Tensor]:

@@ -56,6 +56,10 @@ class SampleDistribution(NoiseDistribution):
         return cls(torch.cat([at_least_float32(law.draws) for law in laws]))
 
     @property
+    def shape(self) -> torch.Size:
+        return self.draws.shape[1:]
+
+    @property
     def mean(self) -> Tensor:
         return self.draws.mean(0)
 

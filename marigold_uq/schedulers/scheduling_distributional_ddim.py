@@ -208,6 +208,11 @@ class DistributionalDDIMScheduler(DDIMScheduler):
         signal_prev = math.sqrt(alpha_bar_prev)
         ratio = (1 - alpha_bar_prev) / (1 - alpha_bar_t) * (1 - alpha_bar_t / alpha_bar_prev)
         variance = eta**2 * max(0.0, ratio)
+        if eta < 0 or variance > (1 - alpha_bar_prev) * (1 + 1e-6):
+            raise ValueError(
+                f"eta = {eta} is out of range: 0 is DDIM, 1 is DDPM; its sigma = {math.sqrt(variance):.3g} exceeds the "
+                f"noise that x_prev holds, {math.sqrt(1 - alpha_bar_prev):.3g}"
+            )
         direction = math.sqrt(max(0.0, 1 - alpha_bar_prev - variance))  # lambda; rounding may leave -1e-17
         std_dev = math.sqrt(variance)
         if kind == "v_prediction":
@@ -232,12 +237,19 @@ class DistributionalDDIMScheduler(DDIMScheduler):
         eta: float | None = None,
         tau: float | None = None,
     ) -> NoiseDistribution:
-        """Theorem 1: the law of x_prev given x_t, sum_k pi_k N(A x_t + B mu_k, tau (B^2 Sigma_k + sigma^2 I))."""
+        """Theorem 1: the law of x_prev given x_t, sum_k pi_k N(A x_t + B mu_k, tau (B^2 Sigma_k + sigma^2 I)).
+
+        A clipped `point` step has a law too: a Gaussian around the clipped step.
+        """
         law = self._law(model_output, sample)
         c = self.step_coefficients(int(timestep), eta)
-        x_t = sample.to(law.mean.dtype)
-        tau = self.config.tau if tau is None else tau
-        return law.affine(c.output, c.sample * x_t).convolved(c.std_dev**2).scaled(tau)
+        x_t = sample.to(law.dtype)
+        if isinstance(law, PointDistribution) and self._clips:
+            _, mean = self._point_moments(law.loc, int(timestep), x_t, c.std_dev, use_clipped=False)
+            moved: NoiseDistribution = PointDistribution(mean)
+        else:
+            moved = law.affine(c.output, c.sample * x_t)
+        return moved.convolved(c.std_dev**2).scaled(self.config.tau if tau is None else tau)
 
     def original_distribution(
         self, model_output: Tensor | NoiseDistribution, timestep: int | Tensor, sample: Tensor
@@ -245,7 +257,8 @@ class DistributionalDDIMScheduler(DDIMScheduler):
         """The head's law of x_0 given x_t: the step that goes to alpha_bar = 1 at once. Its variance is U_t."""
         law = self._law(model_output, sample)
         c = self._coefficients(self.alpha_bar(int(timestep)), 1.0, 0.0)
-        return law.affine(c.output, c.sample * sample.to(law.mean.dtype))
+        original = law.affine(c.output, c.sample * sample.to(law.dtype))
+        return PointDistribution(self._clip(original.loc)) if isinstance(original, PointDistribution) else original
 
     def _law(self, model_output: Tensor | NoiseDistribution, sample: Tensor) -> NoiseDistribution:
         if isinstance(model_output, NoiseDistribution):
@@ -310,20 +323,28 @@ class DistributionalDDIMScheduler(DDIMScheduler):
         std_dev = self.step_coefficients(timestep, eta).std_dev  # an epsilon head at zero SNR ends here, with an error
         if eta > 0 and variance_noise is not None and generator is not None:
             raise ValueError("pass either generator or variance_noise, not both")
+        if isinstance(generator, Sequence) and len(generator) == 1 < len(sample):
+            generator = generator[0]  # stock lets a list of one serve the whole batch
         if eta > 0 and variance_noise is None:  # the numbers that stock draws, from any kind of generators
             variance_noise = randn((), sample.shape, like=output, generator=generator)
         if self._agrees_with_stock(timestep, eta):
             return super().step(output, timestep, sample, eta, use_clipped, variance_noise=variance_noise)
+        original, prev_sample = self._point_moments(output, timestep, sample, std_dev, use_clipped)
+        if variance_noise is not None:
+            prev_sample = prev_sample + math.sqrt(self.config.tau) * std_dev * variance_noise
+        return DDIMSchedulerOutput(prev_sample.to(sample.dtype), original.to(sample.dtype))
+
+    def _point_moments(
+        self, output: Tensor, timestep: int, sample: Tensor, std_dev: float, use_clipped: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Clipped x_0 and the step without its noise, sqrt(abar_prev) x_0 + lambda eps."""
         abar, abar_prev = self.alpha_bar(timestep), self.alpha_bar(self.previous_timestep(timestep))
         c = self._coefficients(abar, 1.0, 0.0)
         unclipped = c.sample * sample + c.output * output
         original = self._clip(unclipped)
         eps = (sample - math.sqrt(abar) * (original if use_clipped else unclipped)) / math.sqrt(1 - abar)
         direction = math.sqrt(max(0.0, 1 - abar_prev - std_dev**2))
-        prev_sample = math.sqrt(abar_prev) * original + direction * eps
-        if variance_noise is not None:
-            prev_sample = prev_sample + math.sqrt(self.config.tau) * std_dev * variance_noise
-        return DDIMSchedulerOutput(prev_sample.to(sample.dtype), original.to(sample.dtype))
+        return original, math.sqrt(abar_prev) * original + direction * eps
 
     def _agrees_with_stock(self, timestep: int, eta: float) -> bool:
         """Whether stock DDIM means the same previous timestep, tau changes nothing, and nothing under a root is < 0."""
@@ -333,6 +354,10 @@ class DistributionalDDIMScheduler(DDIMScheduler):
         std_dev = eta * self._get_variance(timestep, prev) ** 0.5
         real = bool(1 - alpha_bar_prev - std_dev**2 >= 0)  # in float32, as stock computes it
         return max(stock_prev, -1) == prev and real and (self.config.tau == 1 or eta == 0)
+
+    @property
+    def _clips(self) -> bool:
+        return bool(self.config.thresholding or self.config.clip_sample)
 
     def _clip(self, original: Tensor) -> Tensor:
         if self.config.thresholding:

@@ -13,37 +13,42 @@ from marigold_uq.distributions import (
     PointDistribution,
     SampleDistribution,
 )
+from marigold_uq.distributions.base import check_value
 from marigold_uq.metrics.probabilistic import crps as ensemble_crps
 
 INV_SQRT_PI = 1 / math.sqrt(math.pi)
 
 
-@singledispatch
 def crps(dist: NoiseDistribution, value: Tensor) -> Tensor:
     """CRPS(F, y) = E|X - y| - 1/2 E|X - X'| of each marginal, (B, *event); closed form where there is one.
 
     Joint families are scored through their marginals: the CRPS sees no correlation.
     """
-    return crps(dist.marginal(), value)
+    return _crps(dist, check_value(dist, value))
 
 
-@crps.register
+@singledispatch
+def _crps(dist: NoiseDistribution, value: Tensor) -> Tensor:
+    return _crps(dist.marginal(), value)
+
+
+@_crps.register
 def _(dist: PointDistribution, value: Tensor) -> Tensor:
     return (value - dist.loc).abs()
 
 
-@crps.register
+@_crps.register
 def _(dist: GaussianDistribution, value: Tensor) -> Tensor:
     # s [z (2 Phi(z) - 1) + 2 phi(z) - 1/sqrt(pi)], written so that no product overflows for tiny s
     return absolute_moment(value - dist.loc, dist.scale) - INV_SQRT_PI * dist.scale
 
 
-@crps.register
+@_crps.register
 def _(dist: MixtureDistribution, value: Tensor) -> Tensor:
     return mixture_crps(dist.loc, dist.scale, dist.weights, value)
 
 
-@crps.register
+@_crps.register
 def _(dist: SampleDistribution, value: Tensor) -> Tensor:
     return ensemble_crps(dist.draws, value)
 

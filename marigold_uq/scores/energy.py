@@ -18,7 +18,7 @@ from marigold_uq.distributions import (
     PointDistribution,
     SampleDistribution,
 )
-from marigold_uq.distributions.base import at_least_float32
+from marigold_uq.distributions.base import check_value
 from marigold_uq.distributions.linear_algebra import expand_mask, full_precision
 from marigold_uq.scores.crps import crps, mixture_crps
 from marigold_uq.scores.directions import fold_patches, isotropic_directions
@@ -46,7 +46,7 @@ def energy_score(
     """
     if not 0 < exponent < 2:
         raise ValueError(f"the energy score is proper for exponents strictly between 0 and 2; got {exponent}")
-    value, plain = at_least_float32(value), exponent == lam == 1.0
+    value, plain = check_value(dist, value), exponent == lam == 1.0
     if plain and dist.joint and not isinstance(dist, PointDistribution | SampleDistribution):
         return _projected_energy(dist, value, mask, patch_size, num_directions, generator)
     if patch_size is not None:

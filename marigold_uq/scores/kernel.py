@@ -19,7 +19,7 @@ from marigold_uq.distributions import (
     PointDistribution,
     SampleDistribution,
 )
-from marigold_uq.distributions.base import at_least_float32
+from marigold_uq.distributions.base import check_value
 from marigold_uq.distributions.linear_algebra import (
     drop_masked,
     expand_mask,
@@ -44,7 +44,7 @@ def kernel_score(
     any dimension when bandwidth is about the RMS of the residual; otherwise gamma = bandwidth. `bandwidth` may differ
     from sample to sample, shape (B,).
     """
-    value = at_least_float32(value)
+    value = check_value(dist, value)
     gamma = torch.as_tensor(bandwidth, dtype=value.dtype, device=value.device).expand(value.shape[0])
     if bool((gamma <= 0).any()):
         raise ValueError(f"the bandwidth of a kernel is positive; got {bandwidth}")

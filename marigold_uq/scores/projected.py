@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from marigold_uq.distributions import NoiseDistribution
-from marigold_uq.distributions.base import at_least_float32
+from marigold_uq.distributions.base import check_value
 from marigold_uq.distributions.linear_algebra import expand_mask, full_precision
 from marigold_uq.scores.crps import crps
 from marigold_uq.scores.directions import box_directions, isotropic_directions
@@ -30,7 +30,7 @@ def projected_score(
     a rectangle apart. A few isotropic directions, weak as they are in high dimension, make the score strictly proper. A
     number of 0 (or `patch_size` 0) leaves a part out.
     """
-    value = at_least_float32(value)
+    value = check_value(dist, value)
     keep = torch.ones_like(value, dtype=torch.bool) if mask is None else expand_mask(mask, value)
     safe = torch.where(keep, value, dist.mean.detach())
     count = keep.flatten(1).sum(1).clamp(min=1)

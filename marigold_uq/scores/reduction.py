@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from marigold_uq.distributions import NoiseDistribution
-from marigold_uq.distributions.base import at_least_float32
+from marigold_uq.distributions.base import check_value
 from marigold_uq.distributions.linear_algebra import expand_mask
 from marigold_uq.scores.crps import crps
 from marigold_uq.scores.energy import energy_score
@@ -36,7 +36,7 @@ def mean_score(
     weight: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
-    """Average score of a batch, every coordinate that counts weighing the same.
+    """Average score of a batch: every coordinate that counts weighs the same, for joint laws every sample.
 
     `mask` (True where a coordinate counts) may hide invalid or NaN targets; a joint law drops those coordinates from
     its event, a coordinate-wise score from the average. `weight` (B,) weighs samples. `score=None` takes the family's
@@ -69,7 +69,7 @@ def _masked_scores(
     name = score or dist.default_score
     if name not in SCORES:
         raise ValueError(f"unknown score {name!r}; choose one of {', '.join(sorted(SCORES))}")
-    value = at_least_float32(value)
+    value = check_value(dist, value)
     if mask is not None:
         mask = expand_mask(mask, value)
         value = torch.where(mask, value, dist.mean.detach())

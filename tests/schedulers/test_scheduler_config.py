@@ -222,3 +222,12 @@ def test_a_bad_calibration_is_refused_and_changes_nothing() -> None:
     with pytest.raises(ValueError, match="must be positive"):
         scheduler.calibrate(0.0)
     assert scheduler.config.tau == 1.0
+
+
+def test_pooled_weights_reach_the_law() -> None:
+    raw = torch.randn(2, 9, 4, 5, generator=torch.Generator().manual_seed(0))
+    options = {"noise_family": "mixture", "num_components": 3}
+    pooled = DistributionalDDIMScheduler(**options, pooled_weights=True).noise_distribution(raw).weights
+    free = DistributionalDDIMScheduler(**options).noise_distribution(raw).weights
+    torch.testing.assert_close(pooled, pooled[..., :1, :1].expand_as(pooled))
+    assert not torch.allclose(pooled, free)

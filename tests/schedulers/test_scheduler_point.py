@@ -198,3 +198,35 @@ def test_eta_one_is_ddpm_with_fixed_small_variance(prediction_type: str, spacing
             got = ours.step(normal(1).double(), t, normal(2).double(), generator=seeded(t, 3)).prev_sample
             want = ddpm.step(normal(1).double(), t, normal(2).double(), generator=seeded(t, 3)).prev_sample
             torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
+
+
+def test_a_list_of_one_generator_serves_the_whole_batch_as_in_stock() -> None:
+    ours, stock = pair(10)
+    results = [
+        scheduler.step(normal(1), 500, normal(2), eta=1.0, generator=[torch.Generator().manual_seed(3)]).prev_sample
+        for scheduler in (ours, stock)
+    ]
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("eta", [0.0, 1.0])
+@pytest.mark.parametrize("clip_sample", [False, True])
+def test_the_reverse_law_of_a_point_is_centred_at_the_step_clipped_or_not(clip_sample: bool, eta: float) -> None:
+    ours, _ = pair(10, clip_sample=clip_sample)
+    output, x_t = 3 * normal(1), 3 * normal(2)
+    law = ours.reverse_distribution(output, 500, x_t, eta=eta)
+    still = ours.step(output, 500, x_t, eta=eta, variance_noise=torch.zeros_like(x_t) if eta else None)
+    torch.testing.assert_close(law.mean, still.prev_sample)
+    torch.testing.assert_close(ours.original_distribution(output, 500, x_t).mean, still.pred_original_sample)
+    expected = torch.full_like(law.mean, ours.step_coefficients(500, eta).std_dev ** 2)
+    torch.testing.assert_close(law.variance, expected)
+
+
+@pytest.mark.parametrize("eta", [-0.1, 1.5])
+@pytest.mark.parametrize("family", ["point", "gaussian"])
+def test_an_eta_that_asks_for_more_noise_than_there_is_is_refused(family: str, eta: float) -> None:
+    scheduler = DistributionalDDIMScheduler(noise_family=family)
+    scheduler.set_timesteps(4)
+    raw = torch.zeros(1, scheduler.num_raw_channels(2), 3)
+    with pytest.raises(ValueError, match="out of range"):
+        scheduler.step(raw, 750, torch.zeros(1, 2, 3), eta=eta)

@@ -56,9 +56,13 @@ def test_squared_error_is_best_at_the_mean_and_blind_to_the_rest(name: str) -> N
     raw, _ = law_and_targets(name) if has_density(name) else (random_raw(name, SHAPE, batch=1, seed=2), None)
     law = law_from(name, raw, SHAPE)
     targets = law.rsample((NUM_TARGETS,), generator(3))
-    true = SCORES["squared_error"](law, targets)
-    assert torch.equal(true, SCORES["squared_error"](law.scaled(0.5), targets))
-    shifted = SCORES["squared_error"](law.affine(1.0, 0.3), targets)
+
+    def errors(one: NoiseDistribution) -> torch.Tensor:
+        return torch.stack([SCORES["squared_error"](one, target) for target in targets])
+
+    true = errors(law)
+    assert torch.equal(true, errors(law.scaled(0.5)))
+    shifted = errors(law.affine(1.0, 0.3))
     assert_within_standard_errors(shifted - true, 0.09)  # E (X - mu - 0.3)^2 - E (X - mu)^2
 
 
