@@ -4,8 +4,8 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
-EXR, HYPERSIM, LORA, SCENES = ["OpenEXR>=3.3"], ["h5py"], ["peft"], ["scikit-image"]
-TEST = ["pytest>=8", "scoringrules>=0.8,<0.11", *EXR, *HYPERSIM, *LORA, *SCENES]
+EXR, HYPERSIM, LORA, SCENES, TRACKING = ["OpenEXR>=3.3"], ["h5py"], ["peft"], ["scikit-image"], ["tensorboard"]
+TEST = ["pytest>=8", "scoringrules>=0.8,<0.11", *EXR, *HYPERSIM, *LORA, *SCENES, *TRACKING]
 EXTRAS = {
     "test": TEST,
     "dev": [*TEST, "ruff==0.17.4", "mypy>=1.15", "pre-commit"],
@@ -14,7 +14,7 @@ EXTRAS = {
     "huggingface": ["datasets"],
     "lora": LORA,
     "scenes": SCENES,
-    "tracking": ["tensorboard"],
+    "tracking": TRACKING,
 }
 
 setup(

@@ -46,7 +46,7 @@ class _Announced(ModuleType):
     """
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__") and name != "__all__":
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]

