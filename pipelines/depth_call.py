@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from diffusers.utils import logging
 
+from marigold_uq.alignment.members import Reduction
+from marigold_uq.calibration import Calibration
 from marigold_uq.images import RESAMPLE_METHODS
 from marigold_uq.randomness import Generators
+from marigold_uq.sampling import StepCallback
 
 if TYPE_CHECKING:
     from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
 
+logger = logging.get_logger(__name__)
+
 MODES = ("ensemble", "trajectory")
+CALLBACK_INPUTS = ("latents",)
 DEFAULT_MEMBERS = 10
 SOLVER_OPTIONS = {"regularizer_strength", "max_iter", "tol", "max_res"}
 """Keys of diffusers' iterative alignment: accepted, and without effect on ours, which is solved to the end."""
@@ -34,35 +41,49 @@ class DepthCall:
     method_input: str
     method_output: str
     batch_size: int
-    reduction: str
+    reduction: Reduction
     output_type: str
     levels: tuple[float, ...]
     coverage: float | None
     output_samples: bool
     output_epistemic: bool
     callback: Callable[..., dict[str, torch.Tensor]] | None
+    callback_inputs: tuple[str, ...]
+    calibration: Calibration
+
+    def step_callback(self, pipeline: MarigoldUQDepthPipeline) -> StepCallback | None:
+        """The user's callback as the reverse loop calls it; what it returns under "latents" replaces x_prev."""
+        user = self.callback
+        if user is None:
+            return None
+
+        def after_step(index: int, timestep: int, x_prev: torch.Tensor) -> torch.Tensor:
+            returned = user(pipeline, index, timestep, {"latents": x_prev} if self.callback_inputs else {})
+            return returned.get("latents", x_prev) if returned else x_prev
+
+        return after_step
 
 
 def resolve_call(
     pipeline: MarigoldUQDepthPipeline,
     *,
     num_images: int,
-    num_inference_steps: int | None,
-    ensemble_size: int | None,
-    processing_resolution: int | None,
-    match_input_resolution: bool,
-    resample_methods: tuple[str, str],
-    batch_size: int,
-    ensembling_kwargs: dict[str, Any] | None,
-    generator: Generators,
-    output_type: str,
-    uncertainty: str | None,
-    quantiles: Sequence[float] | None,
-    coverage: float | None,
-    output_samples: bool,
-    output_epistemic: bool,
-    callback: Callable[..., dict[str, torch.Tensor]] | None,
-    callback_inputs: Sequence[str],
+    num_inference_steps: int | None = None,
+    ensemble_size: int | None = None,
+    processing_resolution: int | None = None,
+    match_input_resolution: bool = True,
+    resample_methods: tuple[str, str] = ("bilinear", "bilinear"),
+    batch_size: int = 1,
+    ensembling_kwargs: dict[str, Any] | None = None,
+    generator: Generators = None,
+    output_type: str = "np",
+    uncertainty: str | None = None,
+    quantiles: Sequence[float] | None = None,
+    coverage: float | None = None,
+    output_samples: bool = False,
+    output_epistemic: bool = False,
+    callback: Callable[..., dict[str, torch.Tensor]] | None = None,
+    callback_inputs: Sequence[str] = CALLBACK_INPUTS,
 ) -> DepthCall:
     """Fill in the model's defaults; every wrong argument is a ValueError that says what was expected."""
     if uncertainty is None and (quantiles is not None or coverage is not None):
@@ -84,10 +105,13 @@ def resolve_call(
         _require(method in RESAMPLE_METHODS, name, f"one of {', '.join(RESAMPLE_METHODS)}", method)
     _require(output_type in ("np", "pt"), "output_type", "'np' or 'pt'", output_type)
     _require(
-        tuple(callback_inputs) == ("latents",), "callback_on_step_end_tensor_inputs", "['latents']", callback_inputs
+        set(callback_inputs) <= set(CALLBACK_INPUTS),
+        "callback_on_step_end_tensor_inputs",
+        f"among {list(CALLBACK_INPUTS)}",
+        callback_inputs,
     )
-    _check_mode(pipeline, uncertainty, members, output_epistemic)
-    chains = members if uncertainty != "trajectory" else steps
+    _check_mode(pipeline, uncertainty, members, output_epistemic, callback is not None)
+    chains = members if uncertainty != "trajectory" else min(steps, members)
     _check_generators(generator, num_images * chains)
     return DepthCall(
         num_images=num_images,
@@ -100,13 +124,15 @@ def resolve_call(
         method_input=resample_methods[0],
         method_output=resample_methods[1],
         batch_size=batch_size,
-        reduction=_reduction(ensembling_kwargs),
+        reduction=_reduction(ensembling_kwargs, uncertainty),
         output_type=output_type,
         levels=_levels(quantiles),
         coverage=_coverage(coverage),
         output_samples=output_samples,
         output_epistemic=output_epistemic,
         callback=callback,
+        callback_inputs=tuple(callback_inputs),
+        calibration=_calibration(pipeline, uncertainty, steps, members),
     )
 
 
@@ -122,7 +148,9 @@ def _default(name: str, given: int | None, default: int | None) -> int:
     return value
 
 
-def _check_mode(pipeline: MarigoldUQDepthPipeline, mode: str | None, members: int, epistemic: bool) -> None:
+def _check_mode(
+    pipeline: MarigoldUQDepthPipeline, mode: str | None, members: int, epistemic: bool, has_callback: bool
+) -> None:
     family = pipeline.scheduler.family
     _require(mode is None or mode in MODES, "uncertainty", "'ensemble', 'trajectory' or None", mode)
     if mode is not None and members < 2:
@@ -132,6 +160,8 @@ def _check_mode(pipeline: MarigoldUQDepthPipeline, mode: str | None, members: in
             f"uncertainty='trajectory' draws from the head's law, but one call of family {family.name!r} tells no "
             "spread; use uncertainty='ensemble', or a model of another family"
         )
+    if has_callback and mode == "trajectory":
+        raise ValueError("callback_on_step_end follows the steps of chains, and uncertainty='trajectory' takes none")
     if epistemic and mode == "trajectory":
         raise ValueError("output_epistemic is an average along chains; it goes with uncertainty='ensemble' or None")
     if epistemic and not family.has_spread:
@@ -149,14 +179,15 @@ def _check_generators(generator: Generators, expected: int) -> None:
         raise ValueError("all generators of a list must be on the same device")
 
 
-def _reduction(options: dict[str, Any] | None) -> str:
+def _reduction(options: dict[str, Any] | None, mode: str | None) -> Reduction:
+    """The mean for draws of one law, which is known to be their centre; else the median, which outliers do not move."""
     options = options or {}
     unknown = set(options) - SOLVER_OPTIONS - {"reduction"}
     if unknown:
         raise ValueError(f"ensembling_kwargs has unknown keys {sorted(unknown)}; known: 'reduction'")
-    reduction = options.get("reduction", "median")
+    reduction = options.get("reduction", "mean" if mode == "trajectory" else "median")
     _require(reduction in ("median", "mean"), "ensembling_kwargs['reduction']", "'median' or 'mean'", reduction)
-    return str(reduction)
+    return cast(Reduction, reduction)
 
 
 def _levels(quantiles: Sequence[float] | None) -> tuple[float, ...]:
@@ -169,3 +200,42 @@ def _coverage(coverage: float | None) -> float | None:
     if coverage is not None:
         _require(0 < coverage < 1, "coverage", "strictly between 0 and 1", coverage)
     return coverage
+
+
+def stored_calibrations(stored: dict[str, Any] | None) -> dict[str, Calibration]:
+    """The pipeline's config entry as a calibration per mode."""
+    unknown = set(stored or {}) - set(MODES)
+    if unknown:
+        raise ValueError(
+            f"the pipeline's calibration has one entry per way to uncertainty, {' and '.join(MODES)}; got the keys "
+            f"{sorted(unknown)}: store it with pipeline.calibrate(mode, calibration)"
+        )
+    return {mode: Calibration.from_dict(values) for mode, values in (stored or {}).items()}
+
+
+def add_calibration(stored: dict[str, Any] | None, mode: str, calibration: Calibration) -> dict[str, Any]:
+    """The config entry with the calibration of one mode put in."""
+    _require(mode in MODES, "mode", f"one of {', '.join(MODES)}", mode)
+    calibrations = {**stored_calibrations(stored), mode: calibration}
+    taus = {name: one.tau for name, one in calibrations.items()}
+    _require(len(set(taus.values())) == 1, "tau", "the same for all modes: it lives in the one scheduler", taus)
+    return {name: one.to_dict() for name, one in calibrations.items()}
+
+
+def _calibration(pipeline: MarigoldUQDepthPipeline, mode: str | None, steps: int, members: int) -> Calibration:
+    """What was chosen on held-out data for this mode; a call under other conditions is warned, another tau refused."""
+    calibration = stored_calibrations(pipeline.config.calibration).get(mode or "")
+    if calibration is None:
+        return Calibration()
+    if calibration.tau != pipeline.scheduler.config.tau:
+        raise ValueError(
+            f"the calibration of uncertainty={mode!r} was made with tau = {calibration.tau}, but the scheduler has "
+            f"tau = {pipeline.scheduler.config.tau}: set it back with scheduler.calibrate(...), or calibrate anew"
+        )
+    for name, chosen, used in (
+        ("num_inference_steps", calibration.num_steps, steps),
+        ("ensemble_size", calibration.num_members, members),
+    ):
+        if chosen is not None and chosen != used:
+            logger.warning(f"calibrated with {name}={chosen}, called with {used}: kappa and intervals may not hold")
+    return calibration

@@ -15,9 +15,10 @@ from marigold_uq.schedulers.scheduling_distributional_ddim import Distributional
 
 @dataclass(frozen=True)
 class ChainResult:
-    """What one chain gives: one latent (ensemble) or several draws (trajectory), and the head's spread along it."""
+    """What one chain gives: one latent (ensemble) or several draws around `mean` (trajectory); the spread along it."""
 
     latents: Tensor  # (draws, C, h, w)
+    mean: Tensor | None = None  # (C, h, w)
     epistemic: Tensor | None = None  # (C, h, w), a standard deviation
 
 
@@ -26,14 +27,22 @@ class MemberLatents:
     """All members of an image."""
 
     latents: Tensor  # (E, C, h, w)
-    epistemic: Tensor | None  # (chains, C, h, w)
+    epistemic: Tensor | None  # (C, h, w), a standard deviation
 
 
 def merge_chains(chains: list[ChainResult], num_members: int) -> MemberLatents:
-    """Members in the order first draw of every chain, second draw of every chain, ...; surplus draws are dropped."""
-    draws = torch.stack([chain.latents for chain in chains], 1).flatten(0, 1)  # (draws x chains, C, h, w)
+    """Members in the order first draw of every chain, second draw of every chain, ...; surplus draws are dropped.
+
+    Draws from laws are moved together by one latent, so that their mean is the mean of the laws: the spread stays that
+    of independent draws, and the error of their mean loses its first order.
+    """
+    draws = torch.stack([chain.latents for chain in chains], 1).flatten(0, 1)[:num_members]  # (E, C, h, w)
+    means = [chain.mean for chain in chains if chain.mean is not None]
+    if means:
+        centres = torch.stack(means).repeat(chains[0].latents.shape[0], 1, 1, 1)[:num_members]
+        draws = draws - (draws - centres).mean(0)
     spreads = [chain.epistemic for chain in chains if chain.epistemic is not None]
-    return MemberLatents(draws[:num_members], torch.stack(spreads) if spreads else None)
+    return MemberLatents(draws, torch.stack(spreads).square().mean(0).sqrt() if spreads else None)
 
 
 def draw_first_law(
@@ -43,34 +52,28 @@ def draw_first_law(
     *,
     num_draws: int,
     generator: Generators,
-) -> Tensor:
-    """Draws (B, num_draws, C, h, w) from the head's law of x_0 given x_T at the first used timestep.
+) -> list[ChainResult]:
+    """Draws from the head's law of x_0 given x_T at the first used timestep, per start.
 
     There the law carries the whole predictive spread (at zero terminal SNR exactly: x_T says nothing of x_0); at later
-    steps part of it has moved into x_t, where a single chain cannot see it. Symmetric laws are drawn in antithetic
-    pairs, which makes their mean exact.
+    steps part of it has moved into x_t, where a single chain cannot see it.
     """
     t = scheduler.timesteps[0]
     law = predict_noise(denoiser, scheduler, scheduler.scale_model_input(x_T, t), t, generator=generator)
     law = scheduler.original_distribution(law, t, x_T).scaled(scheduler.config.tau)
-    if not scheduler.family.symmetric:
-        return law.rsample((num_draws,), generator).transpose(0, 1)
-    half = law.rsample((-(-num_draws // 2),), generator)
-    pairs = torch.stack([half, 2 * law.mean - half], 1).flatten(0, 1)
-    return pairs[:num_draws].transpose(0, 1)
+    draws = law.rsample((num_draws,), generator)  # (K, B, C, h, w)
+    return [ChainResult(draws[:, b], law.mean[b]) for b in range(len(x_T))]
 
 
-def chain_generators(generator: Generators, call: DepthCall) -> list[torch.Generator]:
+def chain_generators(generator: Generators, num_images: int, num_chains: int) -> list[torch.Generator]:
     """A stream per chain; a single generator of a single chain is used as it is, as diffusers would."""
-    if isinstance(generator, list | tuple):
+    if generator is not None and not isinstance(generator, torch.Generator):
         return list(generator)
-    if isinstance(generator, torch.Generator) and call.num_images * call.num_chains == 1:
+    if generator is not None and num_images * num_chains == 1:
         return [generator]
     base = base_seed(generator)
     return [
-        torch.Generator().manual_seed(member_seed(base, i, m))
-        for i in range(call.num_images)
-        for m in range(call.num_chains)
+        torch.Generator().manual_seed(member_seed(base, i, m)) for i in range(num_images) for m in range(num_chains)
     ]
 
 
@@ -83,6 +86,6 @@ def split_latents(latents: Tensor | list[Tensor], call: DepthCall) -> list[Tenso
                 f"{tuple(latents.shape)}"
             )
         return list(latents.split(call.num_chains))
-    if len(latents) != call.num_images:
-        raise ValueError(f"a list of latents has one tensor per image, {call.num_images}; got {len(latents)}")
+    if not all(isinstance(one, Tensor) for one in latents) or len(latents) != call.num_images:
+        raise ValueError(f"latents is a tensor, or a list of one tensor per image, {call.num_images} of them")
     return list(latents)

@@ -11,8 +11,9 @@ from diffusers.utils import BaseOutput
 from torch import Tensor
 
 from marigold_uq.alignment import EnsembledDepth
+from marigold_uq.calibration import Calibration, apply_kappa
 from marigold_uq.images import resize
-from marigold_uq.metrics import quantiles
+from marigold_uq.metrics import central_interval, quantiles
 from marigold_uq.pipelines.depth_call import DepthCall
 
 Maps = np.ndarray | Tensor | list[Any] | None
@@ -57,39 +58,41 @@ class DepthMaps:
     latent: Tensor  # (E, C, h, w)
 
 
-def member_statistics(
-    ensemble: EnsembledDepth, epistemic: Tensor | None, latent: Tensor, call: DepthCall, calibration: dict[str, Any]
-) -> DepthMaps:
-    """Spread, quantiles and intervals of aligned members, with the stored kappa applied to their deviations."""
-    kappa = float(calibration.get("kappa", 1.0))
+def member_statistics(ensemble: EnsembledDepth, epistemic: Tensor | None, latent: Tensor, call: DepthCall) -> DepthMaps:
+    """Spread, quantiles and interval of aligned members, stretched around their mean by the stored kappa."""
     prediction, std, members = ensemble.prediction, ensemble.uncertainty, ensemble.members
-    if kappa != 1.0 and std is not None:
-        members, std = prediction + kappa * (members - prediction), kappa * std
-    levels = None
-    if std is not None and (call.levels or call.coverage is not None):
-        levels = torch.cat([_levels(members, call.levels), _interval(prediction, std, members, call, calibration)])
+    kappa = call.calibration.kappa
+    if std is not None and kappa != 1.0:
+        members, std = apply_kappa(members, kappa), kappa * std
+    levels = []
+    if call.levels:
+        levels.append(quantiles(members, list(call.levels)))
+    if call.coverage is not None and std is not None:
+        levels.append(torch.stack(_interval(prediction, std, members, call.coverage, call.calibration)))
     return DepthMaps(
         prediction=prediction.unsqueeze(0),
         uncertainty=None if std is None or call.mode is None else std.unsqueeze(0),
         epistemic=None if epistemic is None else epistemic.unsqueeze(0),
-        quantiles=levels,
+        quantiles=torch.cat(levels) if levels else None,
         samples=members if call.output_samples else None,
         latent=latent,
     )
 
 
-def _levels(members: Tensor, levels: tuple[float, ...]) -> Tensor:
-    return quantiles(members, list(levels)) if levels else members[:0]
+def _interval(
+    prediction: Tensor, std: Tensor, members: Tensor, coverage: float, calibration: Calibration
+) -> tuple[Tensor, Tensor]:
+    """Conformal where calibrated for this coverage; else quantiles of the members, Student's t where these are too few.
 
-
-def _interval(prediction: Tensor, std: Tensor, members: Tensor, call: DepthCall, calibration: dict[str, Any]) -> Tensor:
-    """(2, H, W): conformal, prediction +- scale * std, where calibrated for this coverage; else member quantiles."""
-    if call.coverage is None:
-        return members[:0]
-    scale = calibration.get("conformal_scale")
-    if scale is not None and abs(float(calibration.get("coverage", 0)) - call.coverage) < 1e-9:
-        return torch.stack([prediction - float(scale) * std, prediction + float(scale) * std])
-    return _levels(members, ((1 - call.coverage) / 2, (1 + call.coverage) / 2))
+    M members have no quantile beyond their extremes, which hold (M - 1)/(M + 1) of the truth.
+    """
+    calibrated = calibration.coverage is not None and abs(calibration.coverage - coverage) < 1e-9
+    if calibrated and calibration.conformal_scale is not None:
+        return calibration.interval(prediction, std)
+    too_few = (len(members) - 1) / (len(members) + 1) < coverage - 1e-9
+    lower, upper = central_interval(members, coverage, "student_t" if too_few else "weibull")
+    margin = float(calibration.conformal_margin) if calibrated else 0.0  # type: ignore[arg-type]
+    return lower - margin, upper + margin
 
 
 def resize_maps(maps: DepthMaps, size: tuple[int, int], method: str) -> DepthMaps:

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 import zlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from marigold_uq.commands.model import Dtype, load_pipeline
-from marigold_uq.export import DepthRecord, export, make_folder, output_paths
+from marigold_uq.commands.model import Dtype, load_pipeline, process_state
+from marigold_uq.export import FORMATS, DepthRecord, export, make_folder, output_paths
 from marigold_uq.images import list_images, load_images, to_uint8
+from marigold_uq.pipelines.depth_call import DepthCall, resolve_call
 
 if TYPE_CHECKING:
     from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
     from marigold_uq.pipelines.depth_output import MarigoldUQDepthOutput
 
 Mode = Literal["trajectory", "ensemble", "none"]
+FormatName = Literal["png16", "tiff", "npz", "color", "uncertainty", "sheet", "ply"]
+Failure = tuple[Path, str]
+"""What could not be processed, and why."""
 VIDEO_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm")
 
 
@@ -46,7 +51,8 @@ class DepthOptions:
         coverage: Also the central interval that is to hold this share of the truth, for instance 0.9.
         epistemic: Also the paper's epistemic estimate; goes with ensemble.
         resolution: Longer edge for the network, 0 for the image's own; default: the model's.
-        formats: png16, tiff, npz, color, uncertainty, sheet, ply.
+        formats: What to write, one or several: 16-bit PNG with its scale, float TIFF, numpy file with all maps,
+            coloured depth, coloured uncertainty, both beside the photograph, cloud of the most certain points.
         seed: The same seed gives the same result, image by image, in whatever company.
         batch_size: Members per network call; never changes a result.
         recursive: Look into folders inside folders.
@@ -67,7 +73,7 @@ class DepthOptions:
     coverage: float | None = None
     epistemic: bool = False
     resolution: int | None = None
-    formats: list[str] = field(default_factory=lambda: ["npz", "color", "uncertainty", "sheet"])
+    formats: list[FormatName] = field(default_factory=lambda: ["npz", "color", "uncertainty", "sheet"])
     seed: int = 0
     batch_size: int = 1
     recursive: bool = False
@@ -76,54 +82,93 @@ class DepthOptions:
 
 
 def run_depth(options: DepthOptions) -> int:
-    """Process everything; 0 if all went well, 1 if some image failed, 2 if nothing could be done."""
+    """Process everything; 0 if all went well, 1 if some image failed. What makes all of it impossible is an error."""
     videos, files = find_inputs(options)
+    check_output(options.output)
     pipeline = load_pipeline(options.model, device=options.device, dtype=options.dtype, variant=options.variant)
     plan = Plan.of(options, pipeline)
-    make_folder(options.output)
-    failures = run_images(files, plan, pipeline)
-    if videos:
-        from marigold_uq.commands.video import run_videos
+    failures: list[Failure] = []
+    try:
+        run_images(files, plan, pipeline, failures)
+        if videos:
+            from marigold_uq.commands.video import run_videos
 
-        failures += run_videos(videos, plan, pipeline)
-    for name, reason in failures:
-        print(f"failed: {name}: {reason}", file=sys.stderr)
+            run_videos(videos, plan, pipeline, failures)
+    finally:  # also after Ctrl-C, or when the disk is full
+        for path, reason in failures:
+            print(f"failed: {path}: {reason}", file=sys.stderr)
+    process_state().wait_for_everyone()  # a launcher stops all processes as soon as one ends with an error
     return 1 if failures else 0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Options with the model's defaults filled in."""
+    """Options with the model's defaults filled in and checked, before the first image is touched."""
 
     options: DepthOptions
-    mode: str | None
+    call: DepthCall
     formats: tuple[str, ...]
     levels: tuple[float, ...]
 
     @classmethod
     def of(cls, options: DepthOptions, pipeline: MarigoldUQDepthPipeline) -> Plan:
-        """Choose the mode the model can do, and drop pictures of an uncertainty that will not be there."""
-        mode: str | None = options.uncertainty
-        if mode is None:
-            mode = "trajectory" if pipeline.scheduler.family.has_spread and not options.epistemic else "none"
-            mode = "ensemble" if options.epistemic else mode
-        if mode == "none":
-            mode = None
-        default_formats = DepthOptions().formats
-        formats = [name for name in options.formats if mode or name != "uncertainty" or name not in default_formats]
+        """Choose the mode the model can do; an option that cannot be served is an error now, not once per image."""
+        mode = choose_mode(options, pipeline)
+        if mode is None and options.coverage is not None:
+            raise ValueError("--coverage needs an uncertainty; choose --uncertainty trajectory or ensemble")
+        call = resolve_call(pipeline, num_images=1, **call_arguments(options, mode))
         tail = None if options.coverage is None else (1 - options.coverage) / 2
-        return cls(options, mode, tuple(formats), () if tail is None else (tail, 1 - tail))
+        plan = cls(options, call, tuple(options.formats), () if tail is None else (tail, 1 - tail))
+        if mode is None and options.formats == DepthOptions().formats:
+            plan = replace(plan, formats=tuple(name for name in plan.formats if name != "uncertainty"))
+        if not plan.formats:
+            raise ValueError(f"no formats given; choose from {', '.join(FORMATS)}")
+        plan.files("name")
+        return plan
 
     @property
     def layers(self) -> list[str]:
         """Names of the maps that will be there."""
-        spread = ["uncertainty"] if self.mode else []
+        spread = ["uncertainty"] if self.call.mode else []
         epistemic = ["epistemic"] if self.options.epistemic else []
         return ["depth", *spread, *epistemic, *[f"q{level:g}" for level in self.levels]]
 
-    def is_done(self, stem: str) -> bool:
-        """Whether every file of this image exists."""
-        return all(path.exists() for path in output_paths(self.options.output, stem, self.formats, self.layers))
+    def files(self, stem: str) -> list[Path]:
+        """What will be written for an image."""
+        return list(output_paths(self.options.output, stem, self.formats, self.layers))
+
+
+def choose_mode(options: DepthOptions, pipeline: MarigoldUQDepthPipeline) -> str | None:
+    """The mode that was asked for; else the cheapest that gives what was asked for."""
+    if options.uncertainty is not None:
+        return None if options.uncertainty == "none" else options.uncertainty
+    if options.epistemic:
+        return "ensemble"
+    if pipeline.scheduler.family.has_spread:
+        return "trajectory"
+    return None if options.coverage is None else "ensemble"
+
+
+def call_arguments(options: DepthOptions, mode: str | None) -> dict[str, Any]:
+    """The command's options as arguments of the pipeline."""
+    return {
+        "num_inference_steps": options.steps,
+        "ensemble_size": options.members if mode else 1,
+        "processing_resolution": options.resolution,
+        "batch_size": options.batch_size,
+        "uncertainty": mode,
+        "coverage": options.coverage,
+        "output_epistemic": options.epistemic,
+    }
+
+
+def check_output(folder: Path) -> None:
+    """Create the output folder and make sure that files can be written, before anything expensive happens."""
+    make_folder(folder)
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise PermissionError(f"cannot write into the folder {folder}: {error.strerror}") from error
 
 
 def find_inputs(options: DepthOptions) -> tuple[list[Path], list[Path]]:
@@ -146,28 +191,37 @@ def sample_pictures() -> list[Path]:
     return list_images(Path(marigold_uq.__file__).parent / "assets" / "samples")
 
 
-def run_images(files: Sequence[Path], plan: Plan, pipeline: MarigoldUQDepthPipeline) -> list[tuple[str, str]]:
+def run_images(files: Sequence[Path], plan: Plan, pipeline: MarigoldUQDepthPipeline, failures: list[Failure]) -> None:
     """Predict and export this process's share of the files; a broken one is noted and the rest goes on."""
-    failures = []
-    stems = unique_stems(files)
-    mine = share_of_process(list(zip(files, stems, strict=True)))
+    mine = share_of_process(list(zip(files, unique_stems(files), strict=True)))
     for path, stem in tqdm(mine, desc="depth", unit="image", disable=len(mine) < 2):
-        if not plan.options.overwrite and plan.is_done(stem):
+        targets = plan.files(stem)
+        if not plan.options.overwrite and all(target.exists() for target in targets):
             tqdm.write(f"{path.name}: done before, skipped")
             continue
+        started = time.perf_counter()
         try:
-            tqdm.write(process_image(path, stem, plan, pipeline))
-        except (OSError, ValueError) as error:
-            failures.append((str(path), str(error)))
-    return failures
+            record = predict_file(path, plan, pipeline)
+        except (OSError, ValueError, RuntimeError, MemoryError) as error:  # unreadable, or too large for the memory
+            failures.append((path, str(error)))
+            continue
+        try:
+            # `overwrite`: an image is made anew as a whole, also where a stopped run left some of its files. A full
+            # disk concerns all images: that OSError ends the run.
+            export(record, plan.options.output, stem, plan.formats, overwrite=True)
+        except ValueError as error:
+            failures.append((path, str(error)))
+            continue
+        tqdm.write(summary_line(path, record, len(targets), time.perf_counter() - started))
 
 
 def share_of_process(items: list[Any]) -> list[Any]:
     """Every n-th item, under `accelerate launch` or torchrun with n processes; all of them otherwise."""
-    from accelerate import PartialState
-
-    state = PartialState()
-    return items[state.process_index :: state.num_processes]
+    state = process_state()
+    mine = items[state.process_index :: state.num_processes]
+    if state.num_processes > 1:
+        print(f"process {state.process_index + 1} of {state.num_processes}: {len(mine)} of {len(items)} inputs")
+    return mine
 
 
 def unique_stems(files: Sequence[Path]) -> list[str]:
@@ -181,37 +235,26 @@ def unique_stems(files: Sequence[Path]) -> list[str]:
     ]
 
 
-def process_image(path: Path, stem: str, plan: Plan, pipeline: MarigoldUQDepthPipeline) -> str:
-    """Predict one image, write its files, and say so in a line."""
-    started = time.perf_counter()
+def predict_file(path: Path, plan: Plan, pipeline: MarigoldUQDepthPipeline) -> DepthRecord:
+    """Read one image and predict it."""
     (picture,) = load_images(path)
-    output = predict(picture, plan, pipeline)
-    record = make_record(picture, output, plan, pipeline)
-    # `overwrite`: an image is made anew as a whole, also where a stopped run left some of its files
-    files = export(record, plan.options.output, stem, plan.formats, overwrite=True)
-    seconds = time.perf_counter() - started
+    return make_record(picture, predict(picture, plan, pipeline), plan, pipeline)
+
+
+def summary_line(path: Path, record: DepthRecord, num_files: int, seconds: float) -> str:
+    """Size, time and mean uncertainty of a finished image."""
     spread = "" if record.uncertainty is None else f", mean uncertainty {float(record.uncertainty.mean()):.3f}"
-    height, width = picture.shape[-2:]
-    return f"{path.name}: {width} x {height}, {seconds:.1f} s{spread}, {len(files)} files"
+    height, width = record.image.shape[:2]
+    return f"{path.name}: {width} x {height}, {seconds:.1f} s{spread}, {num_files} files"
 
 
 def predict(
     picture: torch.Tensor, plan: Plan, pipeline: MarigoldUQDepthPipeline, **extra: Any
 ) -> MarigoldUQDepthOutput:
     """One call of the pipeline with the command's options; the seed makes it the same in any company."""
-    options = plan.options
-    return pipeline(
-        picture,
-        num_inference_steps=options.steps,
-        ensemble_size=options.members if plan.mode else 1,
-        processing_resolution=options.resolution,
-        batch_size=options.batch_size,
-        uncertainty=plan.mode,
-        coverage=options.coverage,
-        output_epistemic=options.epistemic,
-        generator=torch.Generator().manual_seed(options.seed),
-        **extra,
-    )
+    generator = torch.Generator().manual_seed(plan.options.seed)
+    output = pipeline(picture, **call_arguments(plan.options, plan.call.mode), generator=generator, **extra)
+    return cast("MarigoldUQDepthOutput", output)  # a tuple only with return_dict=False
 
 
 def make_record(
@@ -237,8 +280,10 @@ def make_record(
             "units": "m" if metric else "relative",
             "prediction_type": pipeline.config.prediction_type,
             "model": plan.options.model,
-            "uncertainty": plan.mode or "none",
-            "members": plan.options.members if plan.mode else 1,
+            "uncertainty": plan.call.mode or "none",
+            "members": plan.call.num_members,
+            "steps": plan.call.num_steps,
+            "resolution": plan.call.resolution,
             "seed": plan.options.seed,
         },
     )

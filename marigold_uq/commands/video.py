@@ -12,9 +12,11 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from marigold_uq.colors import color_depth, color_uncertainty, saturation
-from marigold_uq.commands.depth import Plan, make_record, predict, share_of_process
+from marigold_uq.commands.depth import Failure, Plan, make_record, predict, share_of_process, unique_stems
 from marigold_uq.export import DepthRecord, export
 from marigold_uq.images import load_images
+from marigold_uq.pipelines.depth_members import chain_generators
+from marigold_uq.randomness import randn
 from marigold_uq.video import Frames, carry_latents, read_frames, write_video
 
 if TYPE_CHECKING:
@@ -23,38 +25,41 @@ if TYPE_CHECKING:
 DATA_FORMATS = ("npz", "png16", "tiff", "ply")
 
 
-def run_videos(paths: list[Path], plan: Plan, pipeline: MarigoldUQDepthPipeline) -> list[tuple[str, str]]:
+def run_videos(paths: list[Path], plan: Plan, pipeline: MarigoldUQDepthPipeline, failures: list[Failure]) -> None:
     """Each video gives one with photograph, depth and uncertainty side by side, and a folder of data per frame."""
-    failures = []
-    for path in share_of_process(paths):
+    named = [path.resolve() for path in paths]  # the folder "." has a name of its own
+    for path, stem in share_of_process(list(zip(paths, unique_stems(named), strict=True))):
         try:
-            print(process_video(path, plan, pipeline))
-        except (OSError, ValueError) as error:
-            failures.append((str(path), str(error)))
-    return failures
+            print(process_video(path, stem, plan, pipeline))
+        except (OSError, ValueError, RuntimeError, MemoryError) as error:
+            failures.append((path, str(error)))
 
 
-def process_video(path: Path, plan: Plan, pipeline: MarigoldUQDepthPipeline) -> str:
+def process_video(path: Path, stem: str, plan: Plan, pipeline: MarigoldUQDepthPipeline) -> str:
     """Predict all frames of one video, frame by frame in constant memory, and write the results."""
-    target = plan.options.output / f"{path.stem}_depth.mp4"
+    target = plan.options.output / f"{stem}_depth.mp4"
     if target.exists() and not plan.options.overwrite:
         return f"{path.name}: done before, skipped"
     frames = read_frames(path)
-    records = predict_frames(frames, plan, pipeline)
+    records = predict_frames(frames, plan.options.output / stem, plan, pipeline)
     write_video(target, paint_frames(records), frames.fps, overwrite=plan.options.overwrite)
     return f"{path.name}: {len(frames)} frames, {target.name}"
 
 
-def predict_frames(frames: Frames, plan: Plan, pipeline: MarigoldUQDepthPipeline) -> Iterator[DepthRecord]:
+def predict_frames(
+    frames: Frames, folder: Path, plan: Plan, pipeline: MarigoldUQDepthPipeline
+) -> Iterator[DepthRecord]:
     """Depth of each frame. All frames share their noise; an ensemble's chains also start from the frame before."""
     formats = [name for name in plan.formats if name in DATA_FORMATS]
-    folder = plan.options.output / frames.path.stem
     previous: Tensor | None = None
+    size = torch.Size()
     for name, picture in tqdm(frames, desc=frames.path.name, unit="frame", total=len(frames)):
         (image,) = load_images(picture)
-        latents = None if previous is None else carry_latents(previous, common_noise(previous, plan.options.seed))
-        output = predict(image, plan, pipeline, output_latent=True, latents=latents)
-        if plan.mode != "trajectory":  # there the start says nothing of the result
+        latents = None
+        if previous is not None and image.shape == size:
+            latents = carry_latents(previous, common_noise(previous, plan.options.seed))
+        output, size = predict(image, plan, pipeline, output_latent=True, latents=latents), image.shape
+        if plan.call.mode != "trajectory":  # there the start says nothing of the result
             assert isinstance(output.latent, Tensor)
             previous = output.latent
         record = make_record(image, output, plan, pipeline)
@@ -64,9 +69,9 @@ def predict_frames(frames: Frames, plan: Plan, pipeline: MarigoldUQDepthPipeline
 
 
 def common_noise(like: Tensor, seed: int) -> Tensor:
-    """The same standard normal numbers for every frame, one draw per member."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(like.shape, generator=generator).to(like)
+    """The numbers with which the first frame started, from the same stream per member."""
+    streams = chain_generators(torch.Generator().manual_seed(seed), 1, len(like))
+    return randn((), like.shape, like=like, generator=streams)
 
 
 def paint_frames(records: Iterator[DepthRecord]) -> Iterator[np.ndarray]:

@@ -1,0 +1,39 @@
+"""Schedulers that a depth pipeline can start from, as a `DistributionalDDIMScheduler`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from diffusers.schedulers.scheduling_utils import SchedulerMixin
+
+from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
+
+CONVERTIBLE = ("DDIMScheduler", "DDPMScheduler", "PNDMScheduler")
+
+
+def as_distributional(scheduler: SchedulerMixin, **options: Any) -> DistributionalDDIMScheduler:
+    """A stock scheduler as ours, family "point"; only schedulers of the same diffusion can be converted.
+
+    `options` replace entries of its config.
+    """
+    if isinstance(scheduler, DistributionalDDIMScheduler) and not options:
+        return scheduler
+    name = type(scheduler).__name__
+    if name not in (*CONVERTIBLE, DistributionalDDIMScheduler.__name__):
+        raise ValueError(
+            f"cannot turn a {name} into a DistributionalDDIMScheduler: expected one of {', '.join(CONVERTIBLE)} (a "
+            "checkpoint distilled for another one, such as LCM, predicts something else)"
+        )
+    if "clip_sample" not in scheduler.config:
+        options.setdefault("clip_sample", False)  # a PNDM never clips, and DDIM's default would
+    return DistributionalDDIMScheduler.from_config(scheduler.config, **options)
+
+
+def zero_snr_options(scheduler: SchedulerMixin) -> dict[str, Any]:
+    """Marigold v1-1's schedule: it ends in pure noise, and the timesteps are counted from there."""
+    if scheduler.config.get("prediction_type", "epsilon") == "epsilon":
+        raise ValueError(
+            "this checkpoint predicts epsilon, which says nothing of x_0 at zero terminal SNR: pass "
+            "zero_terminal_snr=False, or start from a v-prediction model such as Stable Diffusion 2"
+        )
+    return {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
