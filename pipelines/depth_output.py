@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -16,7 +16,8 @@ from marigold_uq.images import resize
 from marigold_uq.metrics import central_interval, quantiles
 from marigold_uq.pipelines.depth_call import DepthCall
 
-Maps = np.ndarray | Tensor | list[Any] | None
+Maps: TypeAlias = Any
+"""An array or a tensor, a list of them where sizes differ, or None."""
 
 
 @dataclass

@@ -98,6 +98,7 @@ class PipelinePredictor(Predictor):
             )
         except ValueError as error:  # a map that is not finite, say
             raise PredictionError(f"the pipeline refuses it: {error}") from error
+        assert not isinstance(output, tuple)  # return_dict is on
         return Members.of(output.samples[0])
 
     def identity(self, name: str) -> str:

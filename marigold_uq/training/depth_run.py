@@ -31,7 +31,7 @@ SCHEDULE = {
     "clip_sample": False,
 }
 """Stable Diffusion 2's schedule, for networks that start from nothing."""
-DEFAULTS = {"default_denoising_steps": 4, "default_processing_resolution": 768}
+DEFAULTS: dict[str, Any] = {"default_denoising_steps": 4, "default_processing_resolution": 768}
 
 
 def train_depth(config: DepthTrainConfig, config_text: str = "") -> TrainingResult:
@@ -66,7 +66,7 @@ def publish(folder: Path, repo_id: str | None) -> None:
 
 def start_pipeline(start: StartConfig, *, seed: int = 0) -> MarigoldUQDepthPipeline:
     """The pipeline training starts from, with the head of its family."""
-    source = {"variant": start.variant, "revision": start.revision}
+    source: dict[str, Any] = {"variant": start.variant, "revision": start.revision}
     source = {name: value for name, value in source.items() if value is not None}
     if start.kind == "stable_diffusion":
         pipeline = MarigoldUQDepthPipeline.from_stable_diffusion(
