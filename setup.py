@@ -4,15 +4,17 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
-EXR, HYPERSIM, LORA, SCENES, TRACKING = ["OpenEXR>=3.3"], ["h5py"], ["peft"], ["scikit-image"], ["tensorboard"]
-TEST = ["pytest>=8", "scoringrules>=0.8,<0.11", *EXR, *HYPERSIM, *LORA, *SCENES, *TRACKING]
+EXR, HDF5, LORA, SCENES, TRACKING = ["OpenEXR>=3.3"], ["h5py"], ["peft"], ["scikit-image"], ["tensorboard"]
+TEST = ["pytest>=8", "pandas", "scoringrules>=0.8,<0.11", *EXR, *HDF5, *LORA, *SCENES, *TRACKING]
 EXTRAS = {
     "test": TEST,
     "dev": [*TEST, "ruff==0.17.4", "mypy>=1.15", "pre-commit"],
     "exr": EXR,
-    "hypersim": HYPERSIM,
+    "fields": HDF5,
+    "hypersim": HDF5,
     "huggingface": ["datasets"],
     "lora": LORA,
+    "pde": ["py-pde"],
     "scenes": SCENES,
     "tracking": TRACKING,
 }

@@ -11,18 +11,29 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from marigold_uq.data.synthetic import ProceduralScenes
     from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
+    from marigold_uq.pipelines.tabular import TabularRegressionPipeline
     from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
+    from marigold_uq.tabular.regressor import DiffusionRegressor
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "DiffusionRegressor": "marigold_uq.tabular.regressor",
     "DistributionalDDIMScheduler": "marigold_uq.schedulers.scheduling_distributional_ddim",
     "MarigoldUQDepthPipeline": "marigold_uq.pipelines.depth",
     "ProceduralScenes": "marigold_uq.data.synthetic",
+    "TabularRegressionPipeline": "marigold_uq.pipelines.tabular",
 }
 _SUBMODULES = ("alignment", "calibration", "distributions", "metrics", "schedulers", "scores", "uncertainty")
 
-__all__ = ["DistributionalDDIMScheduler", "MarigoldUQDepthPipeline", "ProceduralScenes", "__version__"]
+__all__ = [
+    "DiffusionRegressor",
+    "DistributionalDDIMScheduler",
+    "MarigoldUQDepthPipeline",
+    "ProceduralScenes",
+    "TabularRegressionPipeline",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -375,6 +375,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> None:
     """Fit, score, print, draw."""
     options = parse_arguments(arguments)
+    torch.set_num_threads(1)  # the tensors are tiny: more threads only wait for each other
     start = time.perf_counter()
     fitted = fit_all(options.families, num_iterations=options.steps, num_rows=options.rows, seed=options.seed)
     table = score_table(fitted, num_conditions=options.test_points, num_repeats=48, seed=options.seed + 1000)

@@ -9,6 +9,7 @@ import pytest
 import scipy.optimize
 import torch
 import torch.nn.functional as F
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from marigold_uq.alignment import (
@@ -89,13 +90,9 @@ def cpu_seconds(function: Callable[[], object], repeats: int = 1) -> float:
 
 def speed_ratio(maps: Tensor) -> float:
     pipeline = pytest.importorskip("diffusers").MarigoldDepthPipeline
-    ensemble_members(maps)  # warm-up
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with threadpool_limits(1):  # waiting threads would count as work
+        ensemble_members(maps)  # warm-up
         ours = cpu_seconds(lambda: ensemble_members(maps), repeats=7)
         stock = cpu_seconds(lambda: pipeline.ensemble_depth(maps[:, None], output_uncertainty=True))
-    finally:
-        torch.set_num_threads(threads)
     print(f"\n{tuple(maps.shape)}: ours {1e3 * ours:.1f} ms, diffusers {stock:.2f} s, ratio {stock / ours:.0f}")
     return stock / ours

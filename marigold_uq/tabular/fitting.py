@@ -1,0 +1,249 @@
+"""From tables to a trained stack: statistics, baseline, residuals, denoiser."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from marigold_uq.models.stacked_mlp import StackedBaseline, StackedMLP
+from marigold_uq.randomness import member_seed
+from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
+from marigold_uq.tabular.boosted_trees import BoostedTrees, fit_out_of_fold, stack_trees
+from marigold_uq.tabular.objectives import BaselineObjective, DenoisingObjective
+from marigold_uq.tabular.recipe import Recipe
+from marigold_uq.tabular.rows import StackedRows
+from marigold_uq.tabular.training import StackedTrainer, TrainingOptions
+
+BASELINE_PATIENCE = 50
+BASELINE_VALIDATION = 0.4
+VALIDATION_REPEATS = 8
+"""Timesteps at which every validation row is scored, one from each eighth of the schedule."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Training rows of one model in original units."""
+
+    features: NDArray[np.float64]  # (n, F)
+    targets: NDArray[np.float64]  # (n, C)
+    weights: NDArray[np.float64]  # (n,)
+
+
+@dataclass(frozen=True)
+class FittedStack:
+    """S trained models: network and baseline carry the model axis, the scheduler is common."""
+
+    network: StackedMLP
+    baseline: StackedBaseline | BoostedTrees | None
+    scheduler: DistributionalDDIMScheduler
+    epochs: list[int]
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Mean and standard deviation of columns, (D,) each; a constant column has scale 1."""
+
+    mean: NDArray[np.float64]
+    scale: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, columns: NDArray[np.float64]) -> "Statistics":
+        """Rounding leaves a constant column a spread of about 1e-16 of its size, which must not be divided by."""
+        mean, scale = columns.mean(0), columns.std(0)
+        return cls(mean, np.where(scale > 1e-10 * np.abs(mean), scale, 1.0))
+
+    def apply(self, columns: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(x - mean) / scale."""
+        return (columns - self.mean) / self.scale
+
+
+@dataclass(frozen=True)
+class _Standardised:
+    """One model's rows in standardised units, its statistics and random streams."""
+
+    features: Tensor  # (n, F)
+    targets: Tensor  # (n, C)
+    weights: Tensor  # (n,)
+    feature_statistics: Statistics
+    target_statistics: Statistics
+    seed: int
+
+    @classmethod
+    def of(cls, table: Table, seed: int) -> "_Standardised":
+        features, targets = Statistics.of(table.features), Statistics.of(table.targets)
+        tensors = (features.apply(table.features), targets.apply(table.targets), table.weights)
+        x, y, w = (torch.from_numpy(np.asarray(values, dtype=np.float32)) for values in tensors)
+        return cls(x, y, w, features, targets, seed)
+
+    def generator(self, purpose: int) -> torch.Generator:
+        """A stream for one purpose, the same whatever else is trained beside this model."""
+        return torch.Generator().manual_seed(member_seed(self.seed, purpose))
+
+
+def fit_stack(tables: Sequence[Table], recipe: Recipe, seeds: Sequence[int], *, verbose: bool = False) -> FittedStack:
+    """Train `recipe.num_members` models for each table, all at once, the members of a table side by side.
+
+    `seeds` names one seed per table. A model's result depends on its table and its seed alone.
+    """
+    if not tables or len(tables) != len(seeds):
+        raise ValueError(f"pass at least one table and one seed per table; got {len(tables)} and {len(seeds)}")
+    models = [
+        _Standardised.of(table, member_seed(seed, member))
+        for table, seed in zip(tables, seeds, strict=True)
+        for member in range(recipe.num_members)
+    ]
+    baseline, predictions = _fit_baseline(models, recipe, verbose)
+    scheduler = recipe.scheduler()
+    network, trainer = _build_denoiser(models, predictions, recipe, scheduler)
+    trainer.train(verbose=verbose, description="denoiser")
+    return FittedStack(network, baseline, scheduler, trainer.best_epochs)
+
+
+def _fit_baseline(
+    models: Sequence[_Standardised], recipe: Recipe, verbose: bool
+) -> tuple[StackedBaseline | BoostedTrees | None, list[Tensor]]:
+    """The baseline and what it says about each model's training rows, (n, C) each."""
+    if recipe.baseline == "none":
+        return None, [torch.zeros_like(model.targets) for model in models]
+    if recipe.baseline == "trees":
+        return _fit_trees(models, recipe)
+    network = fit_mlp_baseline(models, recipe, verbose)
+    with torch.no_grad():
+        rows = StackedRows.stack([{"features": model.features} for model in models])
+        fitted = network(rows.columns["features"])
+    return network, [fitted[s, :count] for s, count in enumerate(rows.counts)]
+
+
+def _fit_trees(models: Sequence[_Standardised], recipe: Recipe) -> tuple[BoostedTrees, list[Tensor]]:
+    """Members of one table share its trees: the spread between members is then that of the networks."""
+    fitted = []
+    for first in models[:: recipe.num_members]:
+        arrays = [values.double().numpy() for values in (first.features, first.targets, first.weights)]
+        one = fit_out_of_fold(*arrays, num_rounds=recipe.baseline_epochs, seed=first.seed % 2**32)
+        fitted += [one] * recipe.num_members
+    return stack_trees(fitted), [torch.from_numpy(one.predictions).float() for one in fitted]
+
+
+def fit_mlp_baseline(models: Sequence[_Standardised], recipe: Recipe, verbose: bool = False) -> StackedBaseline:
+    """f as published: the number of epochs from early stopping on 60/40 of the rows, then a new start on all rows."""
+    epochs = [recipe.baseline_epochs] * len(models)
+    if min(len(model.targets) for model in models) >= 5:
+        splits = [_split(model, BASELINE_VALIDATION, model.generator(0)) for model in models]
+        trainer = _baseline_trainer(models, recipe, epochs, splits)
+        trainer.train(verbose=verbose, description="baseline, inner split")
+        epochs = [max(1, epoch) for epoch in trainer.best_epochs]
+    trainer = _baseline_trainer(models, recipe, epochs)
+    trainer.train(verbose=verbose, description="baseline")
+    network: StackedBaseline = trainer.model  # type: ignore[assignment]
+    return network
+
+
+def _baseline_trainer(
+    models: Sequence[_Standardised],
+    recipe: Recipe,
+    epochs: Sequence[int],
+    splits: Sequence[tuple[Tensor, Tensor]] | None = None,
+) -> StackedTrainer:
+    network = StackedBaseline(
+        len(models), models[0].features.shape[1], models[0].targets.shape[1], dropout=recipe.dropout
+    ).reset([model.generator(1) for model in models])
+    tables = [{"features": model.features, "target": model.targets} for model in models]
+    train, validation = _split_rows(tables, [model.weights for model in models], splits)
+    options = TrainingOptions(
+        recipe.batch_size, recipe.learning_rate, amsgrad=True, patience=None if splits is None else BASELINE_PATIENCE
+    )
+    generators = [model.generator(2) for model in models]
+    return StackedTrainer(network, BaselineObjective(network), train, generators, options, epochs, validation)
+
+
+def _build_denoiser(
+    models: Sequence[_Standardised],
+    predictions: Sequence[Tensor],
+    recipe: Recipe,
+    scheduler: DistributionalDDIMScheduler,
+) -> tuple[StackedMLP, StackedTrainer]:
+    num_targets = models[0].targets.shape[1]
+    network = StackedMLP(
+        num_models=len(models),
+        num_features=models[0].features.shape[1],
+        num_targets=num_targets,
+        out_channels=scheduler.num_raw_channels(num_targets),
+        noise_channels=scheduler.family.noise_channels,
+        num_timesteps=recipe.num_timesteps,
+    ).reset([model.generator(3) for model in models])
+    tables = []
+    for s, (model, fitted) in enumerate(zip(models, predictions, strict=True)):
+        residual = model.targets - fitted
+        if recipe.scale_residual:
+            network.residual_scale[s] = _scale_of(residual)
+        store_statistics(network, s, model.feature_statistics, model.target_statistics)
+        tables.append(
+            {"features": model.features, "baseline": fitted, "residual": residual / network.residual_scale[s]}
+        )
+    objective = DenoisingObjective(scheduler, num_targets, score=recipe.score, num_draws=recipe.num_draws)
+    splits = None
+    if recipe.patience is not None:
+        splits = [_split(model, recipe.validation_fraction, model.generator(4)) for model in models]
+    draws = [_fixed_draws(objective, model.generator(6)) for model in models]
+    train, validation = _split_rows(tables, [model.weights for model in models], splits, draws)
+    options = TrainingOptions(
+        recipe.batch_size, recipe.learning_rate, ema_decay=recipe.ema_decay, patience=recipe.patience
+    )
+    generators = [model.generator(5) for model in models]
+    epochs = [recipe.max_epochs] * len(models)
+    return network, StackedTrainer(network, objective, train, generators, options, epochs, validation)
+
+
+def _scale_of(residual: Tensor) -> Tensor:
+    """Root mean square of each column; 1 where a residual is always 0."""
+    scale = residual.square().mean(0).sqrt()
+    return torch.where(scale > 1e-6, scale, 1.0)
+
+
+def store_statistics(network: StackedMLP, s: int, features: Statistics, targets: Statistics) -> None:
+    """Write the statistics of model s into its buffers."""
+    network.feature_mean[s], network.feature_scale[s] = map(torch.from_numpy, (features.mean, features.scale))
+    network.target_mean[s], network.target_scale[s] = map(torch.from_numpy, (targets.mean, targets.scale))
+
+
+def _split(model: _Standardised, fraction: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Indices of training and validation rows, at least one of each."""
+    count = len(model.targets)
+    order = torch.randperm(count, generator=generator)
+    held_out = min(count - 1, max(1, round(fraction * count)))
+    return order[held_out:], order[:held_out]
+
+
+def _split_rows(
+    tables: Sequence[dict[str, Tensor]],
+    weights: Sequence[Tensor],
+    splits: Sequence[tuple[Tensor, Tensor]] | None,
+    validation_draws: Sequence[Callable[[int], dict[str, Tensor]]] | None = None,
+) -> tuple[StackedRows, StackedRows | None]:
+    """Training and validation rows; with `validation_draws` validation rows come repeated, with fixed draws."""
+    if splits is None:
+        return StackedRows.stack(tables, weights), None
+    stacks = []
+    for part in (0, 1):
+        repeats = VALIDATION_REPEATS if part == 1 and validation_draws is not None else 1
+        rows = [split[part].repeat(repeats) for split in splits]
+        chosen = [{name: c[index] for name, c in table.items()} for table, index in zip(tables, rows, strict=True)]
+        if repeats > 1 and validation_draws is not None:
+            chosen = [{**t, **draw(len(index))} for t, draw, index in zip(chosen, validation_draws, rows, strict=True)]
+        stacks.append(StackedRows.stack(chosen, [w[index] for w, index in zip(weights, rows, strict=True)]))
+    return stacks[0], stacks[1]
+
+
+def _fixed_draws(objective: DenoisingObjective, generator: torch.Generator) -> Callable[[int], dict[str, Tensor]]:
+    """Draws of validation rows, made once: repeat r of a row has its timestep in the r-th part of the schedule."""
+
+    def draw(num_rows: int) -> dict[str, Tensor]:
+        drawn, last = objective.draw(num_rows, generator), objective.scheduler.config.num_train_timesteps
+        part = torch.arange(VALIDATION_REPEATS).repeat_interleave(num_rows // VALIDATION_REPEATS)
+        where = (part + torch.rand(num_rows, generator=generator)) / VALIDATION_REPEATS
+        return {**drawn, "timestep": (where * last).long().clamp(max=last - 1)}
+
+    return draw

@@ -1,0 +1,108 @@
+"""What a stack is trained on: what is drawn for each row, and the score of each row."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from marigold_uq.distributions import NoiseDistribution, SampleDistribution
+from marigold_uq.models.stacked_mlp import StackedBaseline
+from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
+from marigold_uq.scores import sample_scores
+
+Batch = Mapping[str, Tensor]
+"""Name -> (S, B, ...): columns of the tables and what was drawn."""
+
+
+class Objective(Protocol):
+    """One kind of training."""
+
+    def draw(self, num_rows: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Random numbers of `num_rows` training rows of one model, each (num_rows, ...)."""
+        ...
+
+    def scores(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Score of every row, (S, B), lower is better."""
+        ...
+
+
+class BaselineObjective:
+    """Squared error of f, with dropout in training; columns `features` and `target`."""
+
+    def __init__(self, model: StackedBaseline) -> None:
+        self.num_units = model.num_hidden_units if model.config.dropout else 0
+
+    def draw(self, num_rows: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Uniform numbers that decide which hidden units drop."""
+        return {"uniform": torch.rand(num_rows, self.num_units, generator=generator)} if self.num_units else {}
+
+    def scores(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Mean over targets of (f(c) - y)^2; without `uniform` in the batch nothing drops."""
+        prediction = model(batch["features"], batch.get("uniform"))
+        return (prediction - batch["target"]).square().mean(-1)
+
+
+class DenoisingObjective:
+    """Score of the law of the noise in x_t; columns `features`, `baseline` and `residual`, the x_0 of the diffusion.
+
+    Args:
+        scheduler: Says family, prediction type and schedule.
+        num_targets: Target columns C.
+        score: A name of `marigold_uq.scores.SCORES`; None takes the family's own.
+        num_draws: Draws M of a family that is known through draws only.
+    """
+
+    def __init__(
+        self,
+        scheduler: DistributionalDDIMScheduler,
+        num_targets: int = 1,
+        *,
+        score: str | None = None,
+        num_draws: int = 4,
+    ) -> None:
+        if scheduler.family.noise_channels and num_draws < 2:
+            raise ValueError(
+                f"the fair score of family {scheduler.family.name!r} needs num_draws >= 2; got {num_draws}"
+            )
+        self.scheduler, self.score = scheduler, score
+        self.num_draws = num_draws if scheduler.family.noise_channels else 0
+        abar = scheduler.alphas_cumprod
+        self.signal, self.noise = abar.sqrt(), (1 - abar).sqrt()
+        self.num_targets = num_targets
+
+    def draw(self, num_rows: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Timesteps uniform in 0..T-1, every one that sampling visits, and noise."""
+        last = self.scheduler.config.num_train_timesteps
+        drawn = {
+            "timestep": torch.randint(last, (num_rows,), generator=generator),
+            "noise": torch.randn(num_rows, self.num_targets, generator=generator),
+        }
+        if self.num_draws:
+            channels = self.scheduler.family.noise_channels
+            drawn["input_noise"] = torch.randn(num_rows, self.num_draws, channels, generator=generator)
+        return drawn
+
+    def scores(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Score of the predicted law at what was drawn, mean over targets, (S, B)."""
+        t, noise, residual = batch["timestep"], batch["noise"], batch["residual"]
+        signal, scale = self.signal[t].unsqueeze(-1), self.noise[t].unsqueeze(-1)  # (S, B, 1)
+        x_t = signal * residual + scale * noise
+        if self.scheduler.config.prediction_type == "epsilon":
+            target = noise
+        elif self.scheduler.config.prediction_type == "v_prediction":
+            target = signal * noise - scale * residual
+        else:
+            target = residual
+        law = self._law(model, x_t, batch)
+        return sample_scores(law, target.flatten(0, 1), self.score).unflatten(0, tuple(t.shape))
+
+    def _law(self, model: nn.Module, x_t: Tensor, batch: Batch) -> NoiseDistribution:
+        condition = (batch["timestep"], batch["features"], batch["baseline"])
+        if not self.num_draws:
+            return self.scheduler.noise_distribution(model(x_t, *condition).flatten(0, 1))
+        draws = [
+            model(torch.cat([x_t, batch["input_noise"][:, :, m]], -1), *condition).flatten(0, 1)
+            for m in range(self.num_draws)
+        ]
+        return SampleDistribution(torch.stack(draws))

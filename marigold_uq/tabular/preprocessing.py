@@ -1,0 +1,129 @@
+"""From what users have (arrays, DataFrames with text) to a matrix of numbers, with errors that name the column."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Column:
+    """One input column: numeric, or categorical with the categories that were seen in training."""
+
+    name: str
+    categories: tuple[str, ...] | None = None
+
+    @property
+    def width(self) -> int:
+        """Columns of the matrix that it becomes: one, or one indicator per category."""
+        return 1 if self.categories is None else len(self.categories)
+
+
+def is_frame(data: Any) -> bool:
+    """Whether `data` is a pandas DataFrame, without importing pandas."""
+    return hasattr(data, "columns") and hasattr(data, "iloc") and hasattr(data, "dtypes")
+
+
+def has_categories(frame: Any) -> bool:
+    """Whether a DataFrame has a column that is not numeric."""
+    return any(_is_categorical(frame.iloc[:, number]) for number in range(frame.shape[1]))
+
+
+def _is_categorical(series: Any) -> bool:
+    """Text and pandas categories; booleans count as the numbers 0 and 1."""
+    return (not isinstance(series.dtype, np.dtype) and not _numeric_extension(series)) or series.dtype == object
+
+
+def _numeric_extension(series: Any) -> bool:
+    """pandas' own Int64, Float64, boolean."""
+    return bool(getattr(series.dtype, "_is_numeric", False)) or bool(getattr(series.dtype, "_is_boolean", False))
+
+
+class TabularEncoder:
+    """Turns a DataFrame into numbers: numeric columns as they are, categories as 0/1 indicators.
+
+    Constant columns stay (standardising leaves them 0). `to_config` and `from_config` make it part of a saved pipeline.
+    """
+
+    def __init__(self, columns: list[Column]) -> None:
+        self.columns = columns
+
+    @classmethod
+    def fit(cls, frame: Any) -> "TabularEncoder":
+        """Learn the kind of every column, and the categories."""
+        columns = []
+        for number, name in enumerate(frame.columns):
+            series = frame.iloc[:, number]
+            categories = None
+            if _is_categorical(series):
+                categories = tuple(sorted({_label(value, str(name)) for value in series}))
+            columns.append(Column(str(name), categories))
+        return cls(columns)
+
+    @property
+    def num_features(self) -> int:
+        """Columns of the encoded matrix."""
+        return sum(column.width for column in self.columns)
+
+    @property
+    def feature_names(self) -> list[str]:
+        """Names of the encoded columns: `size`, or `colour=red`."""
+        names = []
+        for column in self.columns:
+            names += [column.name] if column.categories is None else [f"{column.name}={c}" for c in column.categories]
+        return names
+
+    def transform(self, frame: Any) -> NDArray[np.float64]:
+        """(rows, num_features). Columns must have the names of training, in that order."""
+        names = [str(name) for name in frame.columns]
+        expected = [column.name for column in self.columns]
+        if names != expected:
+            raise ValueError(f"the columns are {names}; the model was fitted on {expected}, in this order")
+        encoded = [self._encode(column, frame.iloc[:, number]) for number, column in enumerate(self.columns)]
+        return np.concatenate(encoded, axis=1)
+
+    @staticmethod
+    def _encode(column: Column, series: Any) -> NDArray[np.float64]:
+        if column.categories is None:
+            return _numbers(column.name, series)
+        labels = [_label(value, column.name) for value in series]
+        known = {label: index for index, label in enumerate(column.categories)}
+        unknown = sorted(set(labels) - set(known))
+        if unknown:
+            raise ValueError(
+                f"column {column.name!r} holds {unknown[:3]}, not seen in training; known are "
+                f"{list(column.categories[:10])}. Map new categories to known ones, or train with them."
+            )
+        return np.eye(len(known))[[known[label] for label in labels]].reshape(len(labels), len(known))
+
+    def to_config(self) -> list[dict[str, Any]]:
+        """JSON-ready description."""
+        return [
+            {"name": c.name, "categories": None if c.categories is None else list(c.categories)} for c in self.columns
+        ]
+
+    @classmethod
+    def from_config(cls, config: list[dict[str, Any]]) -> "TabularEncoder":
+        """Rebuild from `to_config`."""
+        return cls([Column(c["name"], None if c["categories"] is None else tuple(c["categories"])) for c in config])
+
+
+def _label(value: Any, name: str) -> str:
+    """A category as text; missing values and numbers among text are refused."""
+    if value is None or (isinstance(value, float) and np.isnan(value)) or type(value).__name__ in ("NAType", "NaTType"):
+        raise ValueError(f"column {name!r} contains NaN or missing values; fill or drop them before fitting")
+    return str(value)
+
+
+def _numbers(name: str, series: Any) -> NDArray[np.float64]:
+    """(rows, 1), finite."""
+    try:
+        values = np.asarray(series, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        bad = next((value for value in series if not isinstance(value, int | float | np.number)), None)
+        raise ValueError(f"column {name!r} is numeric, but holds {bad!r}: clean the column") from error
+    if not np.isfinite(values).all():
+        what = "NaN" if np.isnan(values).any() else "infinity"
+        raise ValueError(f"column {name!r} contains {what}; fill or drop such rows first")
+    return values.reshape(-1, 1)

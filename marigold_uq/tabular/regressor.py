@@ -1,0 +1,260 @@
+"""`DiffusionRegressor`: an sklearn estimator that predicts the whole law of y given x."""
+
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils import check_random_state, check_X_y
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+
+from marigold_uq.calibration import choose_kappa, conformal_rows, residual_ratio
+from marigold_uq.metrics import central_interval, quantiles
+from marigold_uq.pipelines.tabular import TabularOutput, TabularRegressionPipeline
+from marigold_uq.tabular.fitting import Table, fit_stack
+from marigold_uq.tabular.preprocessing import TabularEncoder, has_categories, is_frame
+from marigold_uq.tabular.recipe import Recipe, resolve_recipe, with_early_stopping
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TabularUncertainty:
+    """Standard deviations in units of y, each (rows[, outputs]); None where a model has no such estimate."""
+
+    total: Array
+    epistemic: Array | None
+    """Between the means of independently trained members; None for a single member."""
+    aleatoric: Array | None
+    """What remains of the total, before calibration: sqrt(mean member variance)."""
+    head: Array | None
+    """The paper's epistemic estimate from the head's own law along the trajectory; None for point and sample."""
+
+
+class DiffusionRegressor(RegressorMixin, BaseEstimator):
+    """Probabilistic regression: a diffusion model of what a baseline leaves unexplained.
+
+    `preset="paper"` is the published recipe; `preset="default"` adds a boosted-tree baseline fitted out-of-fold, an
+    ensemble, early stopping, and calibration on rows set aside. All other arguments at None take the preset's choice,
+    which depends on the training data alone.
+
+    Args:
+        preset: "default" or "paper".
+        noise_family: "point", "gaussian", "mixture" or "sample".
+        num_components: Components of the mixture.
+        num_members: Independently trained models.
+        num_draws: Draws per row in training of the family "sample".
+        baseline: "mlp", "trees" or "none".
+        baseline_epochs: At most so many epochs (or boosting rounds) of the baseline.
+        dropout: Of the MLP baseline.
+        batch_size, max_epochs, learning_rate: Of the denoiser.
+        early_stopping: Stop each member on an inner split of the training rows; False trains `max_epochs`.
+        patience: Epochs without progress.
+        prediction_type: What the law is put on: "epsilon", "v_prediction" or "sample" (x_0).
+        num_timesteps, num_inference_steps: Of the diffusion and of the sampler.
+        calibration_fraction: Share of the rows that is set aside for kappa and conformal intervals; 0 for none.
+        n_samples: Draws per row behind `predict`, quantiles and intervals.
+        random_state: Seed; the same seed and data give the same model and the same predictions.
+        verbose: 1 shows progress bars.
+
+    Attributes:
+        pipeline_: The fitted `TabularRegressionPipeline` (`pipeline_.save_pretrained(folder)`).
+        recipe_: All choices that were made.
+        conformal_scores_: |y - mean| / std of the rows set aside, (rows, outputs), or None.
+        n_features_in_, feature_names_in_: As everywhere in sklearn.
+    """
+
+    def __init__(
+        self,
+        preset: str = "default",
+        *,
+        noise_family: str | None = None,
+        num_components: int | None = None,
+        num_members: int | None = None,
+        num_draws: int | None = None,
+        baseline: str | None = None,
+        baseline_epochs: int | None = None,
+        dropout: float | None = None,
+        batch_size: int | None = None,
+        max_epochs: int | None = None,
+        learning_rate: float | None = None,
+        early_stopping: bool | None = None,
+        patience: int | None = None,
+        prediction_type: str | None = None,
+        num_timesteps: int | None = None,
+        num_inference_steps: int | None = None,
+        calibration_fraction: float | None = None,
+        n_samples: int = 100,
+        random_state: int | np.random.RandomState | None = None,
+        verbose: int = 0,
+    ) -> None:
+        self.preset = preset
+        self.noise_family = noise_family
+        self.num_components = num_components
+        self.num_members = num_members
+        self.num_draws = num_draws
+        self.baseline = baseline
+        self.baseline_epochs = baseline_epochs
+        self.dropout = dropout
+        self.batch_size = batch_size
+        self.max_epochs = max_epochs
+        self.learning_rate = learning_rate
+        self.early_stopping = early_stopping
+        self.patience = patience
+        self.prediction_type = prediction_type
+        self.num_timesteps = num_timesteps
+        self.num_inference_steps = num_inference_steps
+        self.calibration_fraction = calibration_fraction
+        self.n_samples = n_samples
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Train on rows X (rows, features) and targets y (rows,) or (rows, outputs)."""
+        features, targets = self._check_training_data(X, y)
+        weights = _check_weights(sample_weight, features)
+        self._is_flat = targets.ndim == 1
+        targets = targets.reshape(len(targets), -1).astype(np.float64)
+        used = weights > 0
+        features, targets, weights = features[used], targets[used], weights[used]
+        self.recipe_ = self._resolve(len(features))
+        random = check_random_state(self.random_state)
+        self.seed_ = int(random.randint(2**31 - 1))
+        train, held_out = _set_aside(len(features), self.recipe_.calibration_fraction, random)
+        table = Table(features[train], targets[train], weights[train])
+        stack = fit_stack([table], self.recipe_, [self.seed_], verbose=bool(self.verbose))
+        self.n_epochs_ = stack.epochs
+        self.pipeline_ = TabularRegressionPipeline(
+            stack.network.double(),
+            stack.scheduler,
+            None if stack.baseline is None else stack.baseline.double(),
+            columns=None if self._encoder is None else self._encoder.to_config(),
+            default_num_inference_steps=self.recipe_.num_inference_steps,
+        )
+        self.conformal_scores_: Array | None = None
+        if len(held_out):
+            self._calibrate(features[held_out], targets[held_out])
+        return self
+
+    def predict(self, X: Any, return_std: bool = False) -> Array | tuple[Array, Array]:
+        """Mean of the predictive law, (rows[, outputs]); with `return_std` also its standard deviation (total)."""
+        output = self._draw(X)
+        mean = self._shaped(output.mean)
+        return (mean, self._shaped(output.std)) if return_std else mean
+
+    def sample(self, X: Any, n_samples: int | None = None) -> Array:
+        """Draws from the predictive law, (n_samples, rows[, outputs])."""
+        return self._shaped(self._draw(X, n_samples).samples)
+
+    def predict_quantiles(self, X: Any, q: float | ArrayLike) -> Array:
+        """Quantiles of the predictive law at levels q, (rows, len(q)[, outputs])."""
+        levels = [float(level) for level in np.atleast_1d(np.asarray(q, dtype=np.float64))]
+        values = quantiles(torch.from_numpy(self._draw(X).samples), levels)  # (Q, rows, C)
+        return self._shaped(values.transpose(0, 1).numpy())
+
+    def predict_interval(self, X: Any, coverage: float = 0.95) -> Array:
+        """Central interval, (rows, 2[, outputs]).
+
+        With rows set aside in `fit` it is split-conformal, mean +- q std, and covers a new exchangeable row with at
+        least this probability (each output by itself); infinite if too few rows were set aside for `coverage`.
+        Without, it is between quantiles of the draws.
+        """
+        if not 0 < coverage < 1:
+            raise ValueError(f"coverage lies strictly between 0 and 1; got {coverage}")
+        output = self._draw(X)
+        if self.conformal_scores_ is None:
+            lower, upper = (end.numpy() for end in central_interval(torch.from_numpy(output.samples), coverage))
+        else:
+            # rounded, so that 1 - 0.9 is the 1/10 that was meant
+            alpha = round(1 - coverage, 12)
+            factor = conformal_rows(torch.from_numpy(self.conformal_scores_), alpha, too_few="inf").numpy()  # (C,)
+            lower, upper = output.mean - factor * output.std, output.mean + factor * output.std
+        return self._shaped(np.stack([lower, upper], axis=1))
+
+    def predict_uncertainty(self, X: Any) -> TabularUncertainty:
+        """Total uncertainty of each row, and where it comes from; all are standard deviations."""
+        check_is_fitted(self)
+        has_head = self.pipeline_.scheduler.family.has_spread
+        output = self._draw(X, head_epistemic=has_head)
+        between = within = None
+        if output.member_samples.shape[0] > 1 and output.member_samples.shape[1] > 1:
+            between = self._shaped(output.ensemble_epistemic)
+            within = self._shaped(np.sqrt(output.member_samples.var(1, ddof=1).mean(0)))
+        head = None if output.head_epistemic is None else self._shaped(output.head_epistemic)
+        return TabularUncertainty(self._shaped(output.std), between, within, head)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def _resolve(self, num_rows: int) -> Recipe:
+        names = [name for name in self.get_params(deep=False) if name in Recipe.__dataclass_fields__]
+        recipe = resolve_recipe(self.preset, num_rows, **{name: getattr(self, name) for name in names})
+        return with_early_stopping(recipe, self.early_stopping)
+
+    def _check_training_data(self, X: Any, y: ArrayLike) -> tuple[Array, NDArray[Any]]:
+        self._encoder: TabularEncoder | None = None
+        if is_frame(X) and has_categories(X):
+            self._encoder = TabularEncoder.fit(X)
+            validate_data(self, X, skip_check_array=True, reset=True)
+            checks = {"dtype": np.float64, "multi_output": True, "y_numeric": True, "ensure_min_samples": 2}
+            encoded, targets = check_X_y(self._encoder.transform(X), y, **checks)
+            return encoded, targets
+        features, targets = validate_data(
+            self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2
+        )
+        return features, targets
+
+    def _features(self, X: Any) -> Array:
+        check_is_fitted(self)
+        if self._encoder is None:
+            return validate_data(self, X, dtype=np.float64, reset=False)
+        if not is_frame(X):
+            raise ValueError(
+                f"the model was fitted on a DataFrame with categories; got {type(X).__name__}. Pass a DataFrame with "
+                f"the columns {[column.name for column in self._encoder.columns]}."
+            )
+        validate_data(self, X, skip_check_array=True, reset=False)
+        return self._encoder.transform(X)
+
+    def _draw(self, X: Any, n_samples: int | None = None, head_epistemic: bool = False) -> TabularOutput:
+        count = self.n_samples if n_samples is None else n_samples
+        if not isinstance(count, Integral) or count < (2 if n_samples is None else 1):
+            raise ValueError(f"n_samples is an integer of at least 2 (1 in `sample`); got {count!r}")
+        features = self._features(X)
+        return self.pipeline_(features, int(count), seed=self.seed_, head_epistemic=head_epistemic)
+
+    def _calibrate(self, features: Array, targets: Array) -> None:
+        """kappa by the CRPS, and conformal scores; mean +- q std does not change with kappa, so the rows serve both."""
+        count = max(3, self.n_samples)
+        samples = torch.from_numpy(self.pipeline_(features, count, seed=self.seed_).samples)
+        truth = torch.from_numpy(targets)
+        kappa = [choose_kappa(samples[..., c], truth[:, c]).kappa for c in range(truth.shape[1])]
+        self.pipeline_.register_to_config(kappa=kappa)
+        output = self.pipeline_(features, count, seed=self.seed_)
+        mean, std = torch.from_numpy(output.mean), torch.from_numpy(output.std)
+        self.conformal_scores_ = residual_ratio(mean, std, truth).numpy()
+
+    def _shaped(self, values: Array) -> Array:
+        """Without the axis of outputs if y had none."""
+        return values[..., 0] if self._is_flat else values
+
+
+def _check_weights(sample_weight: ArrayLike | None, features: Array) -> Array:
+    weights: Array = _check_sample_weight(sample_weight, features, dtype=np.float64, ensure_non_negative=True)
+    if int((weights > 0).sum()) < 2:
+        raise ValueError("sample_weight leaves fewer than 2 rows with a positive weight; at least 2 are needed")
+    return weights
+
+
+def _set_aside(
+    num_rows: int, fraction: float, random: np.random.RandomState
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Indices of training rows and of rows set aside for calibration (none for fraction 0); both ascending."""
+    count = min(num_rows - 2, round(fraction * num_rows)) if fraction else 0
+    order = random.permutation(num_rows)
+    return np.sort(order[count:]), np.sort(order[:count])
