@@ -32,7 +32,7 @@ setup(
     package_data={"marigold_uq": ["py.typed", "assets/**/*"]},
     install_requires=[
         "torch>=2.6,<2.14",
-        "diffusers>=0.36",
+        "diffusers>=0.40",
         "transformers>=4.46",
         "accelerate>=1.2",
         "safetensors>=0.4.5",

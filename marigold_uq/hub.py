@@ -234,7 +234,9 @@ def read_evaluation(path: str | Path) -> Evaluation:
     title = str(data.get("title") or data.get("name") or path.parent.name)
     alignment = (content.get("alignment") or {}).get("text")
     count = content.get("num_images") or content.get("num_samples")
-    parts = [None if count is None else f"{count} samples", content.get("average"), alignment]
+    failed = content.get("num_failed")
+    lost = f"{failed} could not be scored" if failed else None
+    parts = [None if count is None else f"{count} samples", lost, content.get("average"), alignment]
     numbers = {name: pair for name, value in metrics.items() if (pair := _number(value)) is not None}
     return Evaluation(
         task=str(content.get("task", "")),
@@ -249,9 +251,19 @@ def read_evaluation(path: str | Path) -> Evaluation:
 
 
 def _is_of_model(path: Path, model: Path) -> bool:
-    """Whether a metrics.json found nearby is about this model: baselines and other models may lie there too."""
+    """Whether a metrics.json found nearby is about this model, not about a baseline or an earlier training of it."""
     predictor = _read_json(path).get("predictor") or {}
-    return "model" not in predictor or Path(str(predictor["model"])).resolve() == model.resolve()
+    if "model" in predictor:
+        named = Path(str(predictor["model"]))
+        here = model.resolve()
+        from_elsewhere = not named.is_absolute() and here.parts[-len(named.parts) :] == named.parts
+        if named.resolve() != here and not from_elsewhere:
+            return False
+    index = model / "model_index.json"
+    if index.exists() and path.stat().st_mtime < index.stat().st_mtime:
+        print(f"left out {path}: it is older than the model; evaluate again")
+        return False
+    return True
 
 
 def _setting(predictor: Mapping[str, Any]) -> str:

@@ -24,6 +24,7 @@ from marigold_uq.pipelines.depth_call import (
     add_calibration,
     resolve_call,
     stored_calibrations,
+    warn_of_late_start,
 )
 from marigold_uq.pipelines.depth_codec import decode_maps, decode_spread, encode_images
 from marigold_uq.pipelines.depth_members import (
@@ -128,6 +129,9 @@ class MarigoldUQDepthPipeline(DiffusionPipeline):
         num_components: int = 1,
         rank: int = 0,
         zero_terminal_snr: bool = True,
+        prediction_type: str = "depth",
+        scale_invariant: bool = True,
+        shift_invariant: bool = True,
         default_denoising_steps: int = 4,
         default_processing_resolution: int = 768,
         **kwargs: Any,
@@ -147,6 +151,9 @@ class MarigoldUQDepthPipeline(DiffusionPipeline):
             vae=base.vae,
             scheduler=as_distributional(base.scheduler, **schedule),
             prompt_embedding=encode_empty_prompt(base.text_encoder, base.tokenizer),
+            prediction_type=prediction_type,
+            scale_invariant=scale_invariant,
+            shift_invariant=shift_invariant,
             default_denoising_steps=default_denoising_steps,
             default_processing_resolution=default_processing_resolution,
         )
@@ -270,6 +277,7 @@ class MarigoldUQDepthPipeline(DiffusionPipeline):
             callback_inputs=callback_on_step_end_tensor_inputs,
         )
         self.scheduler.set_timesteps(call.num_steps, device=self._execution_device)
+        warn_of_late_start(self.scheduler)
         inputs = [self._model_input(picture, call) for picture in images]
         members = self._member_latents([padded for padded, _ in inputs], call, latents, generator)
         results = [

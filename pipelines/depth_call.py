@@ -14,6 +14,7 @@ from marigold_uq.calibration import Calibration
 from marigold_uq.images import RESAMPLE_METHODS
 from marigold_uq.randomness import Generators
 from marigold_uq.sampling import StepCallback
+from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
 
 if TYPE_CHECKING:
     from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
@@ -113,6 +114,7 @@ def resolve_call(
     _check_mode(pipeline, uncertainty, members, output_epistemic, callback is not None)
     chains = members if uncertainty != "trajectory" else min(steps, members)
     _check_generators(generator, num_images * chains)
+    _warn_of_extremes(_levels(quantiles), members)
     return DepthCall(
         num_images=num_images,
         num_steps=steps,
@@ -188,6 +190,24 @@ def _reduction(options: dict[str, Any] | None, mode: str | None) -> Reduction:
     reduction = options.get("reduction", "mean" if mode == "trajectory" else "median")
     _require(reduction in ("median", "mean"), "ensembling_kwargs['reduction']", "'median' or 'mean'", reduction)
     return cast(Reduction, reduction)
+
+
+def warn_of_late_start(scheduler: DistributionalDDIMScheduler) -> None:
+    """The chain starts from pure noise; a schedule whose first timestep expects a picture has too few steps."""
+    first = int(scheduler.timesteps[0])
+    if scheduler.alpha_bar(first) > 0.5:
+        logger.warning(
+            f"the chain starts from pure noise, but the schedule's first timestep is {first}, where x_t is mostly "
+            "signal: take more steps, or timestep_spacing='trailing'"
+        )
+
+
+def _warn_of_extremes(levels: tuple[float, ...], members: int) -> None:
+    if any(not 1 / (members + 1) <= level <= members / (members + 1) for level in levels):
+        logger.warning(
+            f"{members} members tell no quantile outside [{1 / (members + 1):.3f}, {members / (members + 1):.3f}]: "
+            "those asked for are the smallest or largest member; ask for coverage=, or take more members"
+        )
 
 
 def _levels(quantiles: Sequence[float] | None) -> tuple[float, ...]:

@@ -100,6 +100,8 @@ def resize_maps(maps: DepthMaps, size: tuple[int, int], method: str) -> DepthMap
     """All maps at `size`; the latent stays."""
     fields = ("prediction", "uncertainty", "epistemic", "quantiles", "samples")
     resized = {name: resize(value, size, method) for name in fields if (value := getattr(maps, name)) is not None}
+    for name in {"uncertainty", "epistemic"} & resized.keys():
+        resized[name] = resized[name].clamp(min=0)  # bicubic overshoots
     return replace(maps, **resized)
 
 

@@ -1,6 +1,6 @@
 """What depth with uncertainty costs, beside diffusers' `MarigoldDepthPipeline` with the same weights.
 
-    python scripts/benchmark_depth.py              # three tables, about 10 minutes on one thread
+    python scripts/benchmark_depth.py              # two tables, about 10 minutes on one thread
     python scripts/benchmark_depth.py --full-size  # Stable Diffusion 2's U-Net in every family: 8 GB, 4 GB of disk
 
 Weights are random: this measures time, memory and sampling error, not depth. Every method runs in a process of its own,

@@ -394,3 +394,21 @@ def test_two_processes_share_the_files_and_a_failure_in_one_does_not_stop_the_ot
     assert "process 2 of 2: 1 of 3 inputs" in result.stdout
     assert "failed: " + str(photos / "p1.png") in result.stderr
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"p0.npz", "p2.npz"}
+
+
+def test_a_folder_that_is_input_and_output_is_refused_and_no_photograph_is_replaced(models, photos, tmp_path, capsys):
+    before = {path.name: path.read_bytes() for path in photos.iterdir()}
+    assert depth(models, photos, "-o", photos) == 2
+    assert "both input and output" in capsys.readouterr().err
+    save_picture(photos / "p0_sheet.png", seed=9)
+    before["p0_sheet.png"] = (photos / "p0_sheet.png").read_bytes()
+    assert depth(models, photos / "p0.png", photos / "p0_sheet.png", "-o", photos) == 2
+    assert "is one of the images" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in photos.iterdir()} == before
+
+
+def test_results_inside_a_folder_that_is_read_recursively_are_not_taken_for_photographs(models, photos):
+    out = photos / "out"
+    for _ in range(2):
+        assert depth(models, photos, "-o", out, "--recursive") == 0
+    assert len(list(out.iterdir())) == 3 * len(DEFAULT_ENDINGS)

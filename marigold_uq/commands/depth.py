@@ -87,6 +87,7 @@ def run_depth(options: DepthOptions) -> int:
     check_output(options.output)
     pipeline = load_pipeline(options.model, device=options.device, dtype=options.dtype, variant=options.variant)
     plan = Plan.of(options, pipeline)
+    check_sources(files, plan)
     failures: list[Failure] = []
     try:
         run_images(files, plan, pipeline, failures)
@@ -181,7 +182,27 @@ def find_inputs(options: DepthOptions) -> tuple[list[Path], list[Path]]:
     rest = [path for path in options.images if path not in videos]
     if options.video:
         return [*videos, *rest], []
-    return videos, list_images(rest, recursive=options.recursive) if rest else []
+    return videos, outside_output(rest, options) if rest else []
+
+
+def outside_output(paths: list[Path], options: DepthOptions) -> list[Path]:
+    """The images below `paths`, without earlier results; a folder that is both input and output is an error."""
+    output = options.output.resolve()
+    if any(path.is_dir() and path.resolve() == output for path in paths):
+        raise ValueError(
+            f"{options.output} is both input and output: results would be taken for photographs; choose another -o"
+        )
+    files = list_images(paths, recursive=options.recursive)
+    return [file for file in files if file in paths or output not in file.resolve().parents]
+
+
+def check_sources(files: Sequence[Path], plan: Plan) -> None:
+    """No result may replace one of the images."""
+    sources = {file.resolve() for file in files}
+    for stem in unique_stems(files):
+        for target in plan.files(stem):
+            if target.resolve() in sources:
+                raise ValueError(f"{target} is one of the images and would be replaced; choose another -o")
 
 
 def sample_pictures() -> list[Path]:
@@ -197,7 +218,7 @@ def run_images(files: Sequence[Path], plan: Plan, pipeline: MarigoldUQDepthPipel
     for path, stem in tqdm(mine, desc="depth", unit="image", disable=len(mine) < 2):
         targets = plan.files(stem)
         if not plan.options.overwrite and all(target.exists() for target in targets):
-            tqdm.write(f"{path.name}: done before, skipped")
+            tqdm.write(f"{path.name}: done before, skipped (--overwrite makes it again)")
             continue
         started = time.perf_counter()
         try:
@@ -277,7 +298,7 @@ def make_record(
         quantiles=quantiles,
         quantile_levels=plan.levels,
         metadata={
-            "units": "m" if metric else "relative",
+            "units": "metric" if metric else "relative",
             "prediction_type": pipeline.config.prediction_type,
             "model": plan.options.model,
             "uncertainty": plan.call.mode or "none",

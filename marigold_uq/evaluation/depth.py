@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,8 @@ def evaluate_depth(
         command: The command line, for the record.
     """
     check_panels(options.score.metrics)
-    state = PartialState(cpu=options.pipeline.device == "cpu")
+    on_cpu = options.pipeline.device == "cpu" or not torch.accelerator.is_available()
+    state = PartialState(cpu=on_cpu, timeout=timedelta(days=30))  # a resumed run is uneven: processes wait long
     data = _checked(dataset if dataset is not None else open_dataset(options.data))
     folder = ResultFolder(options.output)
     if state.is_main_process:

@@ -173,7 +173,7 @@ class StackedBaseline(StackedModel):
     def reset_model(self, model: int, generator: torch.Generator) -> None:
         """Linear layers as torch's."""
         for layer in self.layers:
-            layer.reset(model, generator)
+            cast(StackedLinear, layer).reset(model, generator)
 
     @property
     def num_hidden_units(self) -> int:

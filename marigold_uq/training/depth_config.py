@@ -23,7 +23,7 @@ class StartConfig:
             keeps it; the family, number of components and rank given here must then be its own.
         num_components: Components of a mixture.
         rank: Rank of the low-rank families.
-        eta: Stochasticity of sampling stored with the model, 0 DDIM .. 1 DDPM.
+        eta: Stochasticity of sampling stored with the model, 0 DDIM .. 1 DDPM; None keeps what the start has.
         initial_scale: Standard deviation the head starts with.
         zero_terminal_snr: Rescaled betas and trailing timesteps (Marigold v1-1); not for kind "pipeline".
         unet: Arguments of UNet2DConditionModel, for kind "components".
@@ -38,7 +38,7 @@ class StartConfig:
     noise_family: str = "gaussian"
     num_components: int = 1
     rank: int = 0
-    eta: float = 0.0
+    eta: float | None = None
     initial_scale: float = 0.5
     zero_terminal_snr: bool = True
     unet: dict[str, Any] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class DepthTrainConfig:
         epoch_length: Samples per epoch of the mixture; None: all sets together, and at least one batch.
         transform: Crops, flips and colour changes.
         objective: What is minimised.
-        trainable: "full", "head" (only the new output channels; the prediction stays) or "lora".
+        trainable: "full", "head" (only the new output channels; the mean of the law stays) or "lora".
         lora_rank: Rank of the adapters.
         validation: Held-out pictures.
         training: The loop.

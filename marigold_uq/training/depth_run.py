@@ -80,7 +80,8 @@ def start_pipeline(start: StartConfig, *, seed: int = 0) -> MarigoldUQDepthPipel
     wanted = {name: getattr(start, name) for name in DEFAULTS}
     pipeline.register_to_config(**{name: value for name, value in wanted.items() if value is not None})
     give_family(pipeline, start, seed)
-    store_in_config(pipeline.scheduler, eta=start.eta)
+    if start.eta is not None:
+        store_in_config(pipeline.scheduler, eta=start.eta)
     return pipeline
 
 

@@ -48,7 +48,7 @@ def make_accelerator(config: TrainingConfig) -> Accelerator:
     """
     return Accelerator(
         mixed_precision=config.mixed_precision,
-        cpu=config.cpu,
+        cpu=config.cpu or not torch.accelerator.is_available(),  # else accelerate forgets the other processes
         log_with=installed_tracker(config.tracker),
         project_dir=str(config.output),
         kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],

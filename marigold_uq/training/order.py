@@ -130,5 +130,6 @@ def _loader(
 
 
 def _ignore_interrupts(worker: int) -> None:
-    """Ctrl-C reaches the whole process group; the main process finishes its step and needs its workers for that."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """A signal may reach the whole process group; the main process finishes its step and needs its workers for that."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)

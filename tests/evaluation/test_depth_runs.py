@@ -49,7 +49,6 @@ def test_two_processes_give_the_numbers_of_one(options, tmp_path):
         f"--files.folder={options().files.folder}",
         f"--data.root={options().data.root}",
         f"--output={tmp_path / 'two'}",
-        "--pipeline.device=cpu",
         "--figures=false",
     ]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]

@@ -1,8 +1,12 @@
 """Shapes and kinds of output, odd images, and what happens to wrong arguments."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 import torch
+from diffusers.utils import logging
 from PIL import Image
 from tiny_depth import generator, picture, tiny_pipeline
 
@@ -11,6 +15,17 @@ INVARIANCES = {
     "scale": {"scale_invariant": True, "shift_invariant": False},
     "metric": {"scale_invariant": False, "shift_invariant": False},
 }
+
+
+@contextmanager
+def log_of_the_pipeline(caplog) -> Iterator[None]:
+    """diffusers' loggers do not pass records on to pytest's handler."""
+    logger = logging.get_logger("marigold_uq.pipelines.depth_call")
+    logger.addHandler(caplog.handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(caplog.handler)
 
 
 @pytest.fixture(scope="module")
@@ -216,3 +231,23 @@ def test_a_decoder_that_gives_nan_is_reported_and_not_passed_on():
         pipeline.vae.decoder.conv_out.bias.fill_(float("nan"))
     with pytest.raises(ValueError, match="NaN"):
         pipeline(picture())
+
+
+def test_standard_deviations_stay_positive_where_bicubic_overshoots():
+    pipeline = tiny_pipeline("gaussian")
+    options = {"uncertainty": "ensemble", "ensemble_size": 3, "resample_method_output": "bicubic"}
+    output = pipeline(picture(80, 96), generator=generator(), processing_resolution=16, **options)
+    assert output.uncertainty.min() >= 0
+
+
+def test_quantiles_beyond_the_members_warn(caplog):
+    with log_of_the_pipeline(caplog):
+        tiny_pipeline("gaussian")(picture(), quantiles=[0.05, 0.5], ensemble_size=4)
+    assert "smallest or largest member" in caplog.text
+
+
+def test_a_schedule_that_starts_late_warns(caplog):
+    pipeline = tiny_pipeline("gaussian", schedule="v1-0")
+    with log_of_the_pipeline(caplog):
+        pipeline(picture(), num_inference_steps=1)
+    assert "starts from pure noise" in caplog.text

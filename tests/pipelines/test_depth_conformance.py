@@ -132,9 +132,8 @@ def test_half_precision_gives_finite_maps_near_those_of_full_precision(dtype, mo
     assert output.prediction.dtype == torch.float32
     assert torch.isfinite(output.prediction).all()
     assert torch.isfinite(output.uncertainty).all()
-    if mode == "trajectory" and dtype == torch.float16:  # laws are read and drawn in float32
-        # float16 keeps 11 bits: 5e-4 per operation, some tens of them, on maps in [0, 1]
-        assert (output.prediction - expected.prediction).abs().mean() < 0.02
+    # bfloat16 keeps 8 bits: 4e-3 per operation, some tens of them that average out, on maps in [0, 1]
+    assert (output.prediction - expected.prediction).abs().mean() < 0.02
 
 
 def test_moving_to_half_precision_prints_no_warning_on_account_of_the_prompt_embedding(caplog):

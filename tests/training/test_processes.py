@@ -123,6 +123,7 @@ def test_a_killed_run_resumes_to_the_weights_of_the_uninterrupted_one(
 
 
 def run_script(arguments: list[str]) -> None:
+    os.setsid()  # a process group of its own, workers included
     sys.exit(main(arguments))
 
 
@@ -138,7 +139,7 @@ def test_a_terminated_or_interrupted_run_saves_says_so_and_can_be_resumed(
     process.start()
     wait_until(lambda: steps_logged(run) >= 2, process.is_alive)
     assert process.pid is not None
-    os.kill(process.pid, number)
+    os.killpg(process.pid, number)  # terminals and job schedulers signal every process, also those that read data
     if number == signal.SIGINT:
         os.kill(process.pid, number)  # the echo that a launcher passes on
     process.join(PATIENCE)
