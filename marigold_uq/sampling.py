@@ -9,7 +9,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from marigold_uq.denoising import Denoiser, predict_noise
-from marigold_uq.distributions import NoiseDistribution
+from marigold_uq.distributions import NoiseDistribution, PointDistribution
 from marigold_uq.randomness import Generators, randn
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
 
@@ -50,11 +50,13 @@ def reverse_diffusion(
     generator: Generators = None,
     observers: Iterable[StepObserver] = (),
     callback: StepCallback | None = None,
+    follow_mean: bool = False,
     progress: dict[str, Any] | bool = False,
 ) -> Tensor:
     """Draw x_0 from x_T along `scheduler.timesteps` (run `set_timesteps` first).
 
     With a list of generators, one per batch element, each element's noise is its own, bit for bit, whatever the batch.
+    `follow_mean` steps with the mean of the law instead of the law, as the ordinary diffusion model of that mean would.
     `progress` is True or tqdm's keyword arguments.
     """
     if scheduler.num_inference_steps is None:
@@ -67,7 +69,8 @@ def reverse_diffusion(
         timestep = int(t)
         for observe in observers:
             observe(scheduler, ReverseStep(index, timestep, x_t, law))
-        x_t = scheduler.step(law, timestep, x_t, generator=generator, return_dict=False)[0]
+        output = PointDistribution(law.mean) if follow_mean else law
+        x_t = scheduler.step(output, timestep, x_t, generator=generator, return_dict=False)[0]
         if callback is not None:
             x_t = callback(index, timestep, x_t)
     return x_t

@@ -246,7 +246,8 @@ class MarigoldUQDepthPipeline(DiffusionPipeline):
             return_dict: False returns a tuple in the order of `MarigoldUQDepthOutput`.
             uncertainty: "ensemble": every member is a chain of its own. "trajectory": as many network calls as one
                 chain has steps, each on a start of its own; the members are draws from the head's law of x_0 at the
-                first timestep, and only the decoder runs for each. None: no uncertainty.
+                first timestep, and only the decoder runs for each. None: no uncertainty; the chain follows the mean of
+                the law, so that a checkpoint with a new head gives the prediction it gave before.
             quantiles: Levels in (0, 1) of per-pixel quantiles.
             coverage: Central interval as two more quantiles; conformal where the model was calibrated for it.
             output_samples: Also return the aligned members.
@@ -376,6 +377,7 @@ class MarigoldUQDepthPipeline(DiffusionPipeline):
             generator=generators,
             observers=[] if observer is None else [observer],
             callback=call.step_callback(self),
+            follow_mean=call.mode is None,
             progress={**getattr(self, "_progress_bar_config", {}), "desc": "steps", "leave": False},
         )
         spread = None if observer is None else observer.epistemic

@@ -5,6 +5,7 @@ importable from here, or diffusers cannot load the component again.
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Self, cast
@@ -49,9 +50,9 @@ class StackedModel(ModelMixin, ConfigMixin):
             self.reset_model(model, generator)
         return self
 
+    @abstractmethod
     def reset_model(self, model: int, generator: torch.Generator) -> None:
         """Draw the initial weights of one model of the stack."""
-        raise NotImplementedError
 
     @torch.no_grad()
     def select(self, model: int) -> Self:

@@ -314,3 +314,14 @@ def test_images_of_mixed_sizes_give_what_they_give_one_by_one(mode):
         assert (together.latent[i] - alone.latent).abs().max() < ROUNDING
     again = pipeline(images, latents=together.latent, ensemble_size=3)  # a list per image goes back in
     assert [one.shape for one in again.prediction] == [one.shape for one in together.prediction]
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("family", LAWS)
+def test_a_plain_call_with_a_new_head_gives_the_prediction_of_the_checkpoint(family, steps):
+    """Without uncertainty the chain follows the mean of the law, which is the pretrained output."""
+    predictions = [
+        tiny_pipeline(name)(picture(), num_inference_steps=steps, generator=generator()).prediction
+        for name in ("point", family)
+    ]
+    assert np.abs(predictions[0] - predictions[1]).max() < ROUNDING

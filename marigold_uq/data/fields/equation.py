@@ -1,5 +1,6 @@
 """What the generators have in common: a periodic grid, saved times, one random stream per trajectory."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
@@ -24,7 +25,7 @@ def trajectory_generator(seed: int, index: int) -> np.random.Generator:
 
 
 @dataclass(frozen=True)
-class PeriodicEquation:
+class PeriodicEquation(ABC):
     """A scalar equation on a periodic interval, saved at `first_time + save_interval * (0, 1, ...)`.
 
     A subclass adds its parameters and defaults, `grid`, `draw_initial_state` and `advance`.
@@ -55,17 +56,17 @@ class PeriodicEquation:
         return self.first_time + self.save_interval * np.arange(self.num_states, dtype=np.float64)
 
     @property
+    @abstractmethod
     def grid(self) -> Floats:
         """The points where u is known, (num_points,)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def draw_initial_state(self, generator: np.random.Generator) -> Floats:
         """One random initial state, (num_points,)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def advance(self, u: Tensor, duration: float) -> Tensor:
         """The states u (B, X), float64, `duration` later."""
-        raise NotImplementedError
 
     def initial_states(self, seed: int, indices: Sequence[int]) -> Floats:
         """Initial states (B, X) of the trajectories `indices` of `seed`."""
