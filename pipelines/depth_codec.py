@@ -35,8 +35,8 @@ def decode_spread(vae: Any, centre: Tensor, std: Tensor, batch_size: int) -> Ten
     """Standard deviation (H, W) of the decoded map where the latent is N(centre, diag(std^2)), both (C, h, w).
 
     From SPREAD_DRAWS independent draws, so the relative error is about 1 / sqrt(2 (SPREAD_DRAWS - 1)) per pixel. A
-    decoder is not linear: on one of random weights half differences of antithetic pairs gave 0.8 times the variance and
-    the Jacobian at the centre 1.5 times. The numbers drawn are the same for every image, so that maps compare.
+    decoder is not linear, so half differences of antithetic pairs or its Jacobian at the centre would give another
+    number. The numbers drawn are the same for every image, so that maps compare.
     """
     generator = torch.Generator().manual_seed(member_seed(0))
     draws = centre + std * randn((), (SPREAD_DRAWS, *std.shape), like=std, generator=generator)
