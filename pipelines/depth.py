@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import torch
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
@@ -79,7 +80,7 @@ class MarigoldUQDepthPipeline(DiffusionPipeline):
     def __init__(
         self,
         unet: UNet2DConditionModel,
-        vae: AutoencoderKL,
+        vae: AutoencoderKL | AutoencoderTiny,
         scheduler: SchedulerMixin,
         text_encoder: nn.Module | None = None,
         tokenizer: Any = None,

@@ -1,9 +1,11 @@
 """Encode rendered scenes with a trained VAE, so that training the U-Net need not. Resumable: finished shards are kept.
 
-python scripts/encode_latents.py --vae runs/vae/model --scenes scenes/train --output latents/train
+python scripts/encode_latents.py --vae runs/vae/model --scenes scenes/train --output latents/train --processes 2
 """
 
 import argparse
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,8 @@ from marigold_uq.data.depth.normalization import latent_mask
 from marigold_uq.data.shards import SceneShards, write_shard
 from marigold_uq.training.depth_run import load_vae
 from marigold_uq.training.vae_task import Reconstruction, pixels_of
+
+BATCH = 16
 
 
 @torch.no_grad()
@@ -27,7 +31,24 @@ def encode(vae: torch.nn.Module, samples: list[dict], factor: int) -> dict[str, 
     return {"image_latent": picture, "depth_latent": depth, "latent_valid": valid}
 
 
-def main() -> None:
+def mirrored(sample: dict) -> dict:
+    """The scene seen in a mirror."""
+    flipped = {key: sample[key].flip(-1) for key in ("image", "depth", "valid")}
+    return {**flipped, "name": sample["name"] + "-flipped"}
+
+
+def encode_shard(vae_folder: Path, scenes: SceneShards, indices: range, folder: Path, flip: bool) -> None:
+    """Encode one shard, each process with one thread."""
+    torch.set_num_threads(1)
+    vae = load_vae(vae_folder).eval().to(memory_format=torch.channels_last)
+    factor = 2 ** (len(vae.config.block_out_channels) - 1)
+    samples = [mirrored(scenes[i]) if flip else scenes[i] for i in indices]
+    parts = [encode(vae, samples[i : i + BATCH], factor) for i in range(0, len(samples), BATCH)]
+    arrays = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    write_shard(folder, arrays, [sample["name"] for sample in samples])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Encode what is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vae", type=Path, required=True)
@@ -35,24 +56,19 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--shard-size", type=int, default=250)
     parser.add_argument("--flip", action="store_true", help="also the mirrored scenes, as shards of their own")
-    args = parser.parse_args()
-    vae = load_vae(args.vae).eval()
-    factor = 2 ** (len(vae.config.block_out_channels) - 1)
+    parser.add_argument("--processes", type=int, default=1)
+    args = parser.parse_args(arguments)
     scenes = SceneShards(args.scenes)
     args.output.mkdir(parents=True, exist_ok=True)
-    for first in tqdm(range(0, len(scenes), args.shard_size), unit="shard"):
+    jobs = []
+    for first in range(0, len(scenes), args.shard_size):
         indices = range(first, min(len(scenes), first + args.shard_size))
-        for suffix in ("", "-flipped") if args.flip else ("",):
-            folder = args.output / f"{first:07d}{suffix}"
-            if folder.exists():
-                continue
-            samples = [scenes[i] for i in indices]
-            if suffix:
-                for sample in samples:
-                    sample.update({key: sample[key].flip(-1) for key in ("image", "depth", "valid")})
-            parts = [encode(vae, samples[i : i + 16], factor) for i in range(0, len(samples), 16)]
-            arrays = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-            write_shard(folder, arrays, [sample["name"] + suffix for sample in samples])
+        for flip in (False, True) if args.flip else (False,):
+            folder = args.output / f"{first:07d}{'-flipped' if flip else ''}"
+            if not folder.exists():
+                jobs.append((args.vae, scenes, indices, folder, flip))
+    with ProcessPoolExecutor(args.processes) as pool:
+        list(tqdm(pool.map(encode_shard, *zip(*jobs, strict=True)), total=len(jobs), unit="shard") if jobs else [])
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ python scripts/render_scenes.py --output scenes/train --length 20000 --split tra
 """
 
 import argparse
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def render_shard(folder: Path, options: dict[str, object], indices: range) -> No
     write_shard(folder, arrays, [s["name"] for s in samples])
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Render what is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder for the shards")
@@ -38,7 +39,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--shard-size", type=int, default=250)
     parser.add_argument("--processes", type=int, default=1)
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     args.output.mkdir(parents=True, exist_ok=True)
     options = {"length": args.length, "seed": args.seed, "height": args.height, "width": args.width}
     options = {**options, "split": args.split, "photographs": True}

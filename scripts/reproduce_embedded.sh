@@ -1,12 +1,21 @@
 #!/usr/bin/env bash
-# The embedded model from nothing: scenes, autoencoder, latents, U-Net. Every stage resumes where it stopped.
-#   scripts/reproduce_embedded.sh [family]      (low_rank by default; point, gaussian, mixture are there to compare)
+# The embedded model from nothing: scenes, autoencoder, latents, a common base, one family, calibration, the package's
+# files. Every stage resumes where it stopped.
+#   scripts/reproduce_embedded.sh [family]      (point, gaussian, mixture, low_rank or low_rank_kernel)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 family=${1:-low_rank}
 runs=runs/embedded
-python scripts/render_scenes.py --output $runs/scenes/validation --length 500 --split validation --processes 2
-python scripts/render_scenes.py --output $runs/scenes/train --length 12000 --split train --processes 2
+render() { python scripts/render_scenes.py --output "$runs/scenes/$1" --length "$2" --split "$3" --seed "$4" --processes 2; }
+render train 12000 train 0
+render validation 200 validation 0
+render calibration 300 validation 1
+render test 500 test 0
 python scripts/train_vae.py --config configs/depth/embedded_vae.yaml
-python scripts/encode_latents.py --vae $runs/vae/model --scenes $runs/scenes/train --output $runs/latents/train --flip
+python scripts/encode_latents.py --vae $runs/vae/model --scenes $runs/scenes/train --output $runs/latents/train --flip \
+    --processes 2
+python train/train_depth.py --config configs/depth/embedded_base.yaml
 python train/train_depth.py --config "configs/depth/embedded_$family.yaml"
+python scripts/calibrate_depth.py --model "$runs/$family/model" --scenes $runs/scenes/calibration \
+    --output "$runs/calibrated_$family"
+python scripts/assemble_embedded.py --model "$runs/calibrated_$family" --output $runs/assets

@@ -4,12 +4,13 @@ python scripts/train_vae.py --config configs/depth/embedded_vae.yaml
 """
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
 from jsonargparse import ActionConfigFile, ArgumentParser
 
 from marigold_uq.data.shards import SceneShards
@@ -25,7 +26,7 @@ class VaeTrainConfig:
     Args:
         scenes: Folder of rendered training scenes.
         validation_scenes: Folder of rendered validation scenes.
-        vae: Arguments of AutoencoderKL.
+        vae: Arguments of AutoencoderTiny, which has no normalisation layers: they would hide the level of a depth map.
         loss: What it is asked for.
         training: The loop.
     """
@@ -37,12 +38,12 @@ class VaeTrainConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
 
 
-def main() -> int:
+def main(given: Sequence[str] | None = None) -> int:
     """Read the config, train, save; 0 when finished, 3 when interrupted (run again to go on)."""
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--config", action=ActionConfigFile)
     parser.add_class_arguments(VaeTrainConfig)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     text = parser.dump(arguments)
     values = parser.instantiate(arguments)
     values.pop("config", None)
@@ -50,7 +51,7 @@ def main() -> int:
     accelerator = make_accelerator(config.training)
     torch.manual_seed(config.training.seed)
     task = VaeTask(
-        AutoencoderKL(**config.vae),
+        AutoencoderTiny(**config.vae).to(memory_format=torch.channels_last),
         SceneShards(config.scenes),
         SceneShards(config.validation_scenes),
         config.loss,

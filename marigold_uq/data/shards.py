@@ -57,10 +57,19 @@ class Shards(Dataset[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         if not 0 <= index < self.length:
             raise IndexError(f"index {index} of {self.length} samples")
-        shard = bisect_right(self._ends, self.start + index)
-        row = self.start + index - (self._ends[shard - 1] if shard else 0)
+        shard, row = self._place(index)
         sample: dict[str, Any] = {key: torch.from_numpy(array[row].copy()) for key, array in self._open(shard).items()}
         return {**sample, "name": self._indices[shard]["names"][row]}
+
+    def name_of(self, index: int) -> str:
+        """The name of sample `index`, without reading it."""
+        shard, row = self._place(index)
+        return str(self._indices[shard]["names"][row])
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """The shard of sample `index` and its row there."""
+        shard = bisect_right(self._ends, self.start + index)
+        return shard, self.start + index - (self._ends[shard - 1] if shard else 0)
 
     def _open(self, shard: int) -> dict[str, np.ndarray]:
         if shard not in self._arrays:

@@ -16,7 +16,8 @@ from marigold_uq.evaluation.options import DepthEvaluation
 
 HEADLINE = (
     "abs_relative_difference", "delta1", "rmse", "crps", "relative_crps", "energy_score", "gaussian_nll", "coverage",
-    "expected_coverage", "interval_width", "spread_skill_ratio", "ause_abs_rel", "spearman",
+    "expected_coverage", "interval_width", "calibrated_coverage", "calibrated_width", "spread_skill_ratio",
+    "ause_abs_rel", "spearman",
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ class DataOptions:
     """The images and their true depth.
 
     Args:
-        name: nyu, kitti_eigen, eth3d, scannet, diode, hypersim, vkitti2, folder or huggingface.
+        name: nyu, kitti_eigen, eth3d, scannet, diode, hypersim, vkitti2, scenes, folder or huggingface.
         root: Its folder or tar; for huggingface the name on the Hub.
         filenames: Its filename list, or the index file of a folder.
         options: What else its class takes, for instance {mask: kitti_garg} or {depth_scale: 1000}.
@@ -103,7 +103,7 @@ class ScoreOptions:
     """What is measured.
 
     Args:
-        metrics: Panels out of depth, probabilistic, energy_score, ranking, reliability, pit.
+        metrics: Panels out of depth, probabilistic, calibrated, energy_score, ranking, reliability, pit.
         level: Nominal coverage of the central interval.
         interval: How the interval is made from members: weibull, linear, minmax, gaussian or student_t.
         min_scale: Smallest standard deviation in the Gaussian NLL, as a share of the image's median depth.
@@ -111,7 +111,7 @@ class ScoreOptions:
         seed: Breaks ties in the PIT.
     """
 
-    metrics: tuple[str, ...] = ("depth", "probabilistic", "energy_score", "ranking", "reliability", "pit")
+    metrics: tuple[str, ...] = ("depth", "probabilistic", "calibrated", "energy_score", "ranking", "reliability", "pit")
     level: float = 0.95
     interval: IntervalMethod = "weibull"
     min_scale: float = 1e-3

@@ -16,7 +16,15 @@ from torch import Tensor
 from marigold_uq.evaluation.options import ScoreOptions
 from marigold_uq.evaluation.prediction import Members, Prediction
 from marigold_uq.evaluation.protocol import Aligned
-from marigold_uq.metrics import ause, coverage, depth_statistics, energy_score, sparsification_curve, spearman
+from marigold_uq.metrics import (
+    ause,
+    coverage,
+    depth_statistics,
+    energy_score,
+    interval_width,
+    sparsification_curve,
+    spearman,
+)
 from marigold_uq.randomness import member_seed
 
 Statistics = dict[str, Tensor]
@@ -79,6 +87,20 @@ def probabilistic_panel(aligned: Aligned, name: str, options: ScoreOptions) -> S
         expected = aligned.prediction.expected_coverage(options.level, options.interval)
         means["expected_coverage"] = torch.tensor(expected, dtype=torch.float64)
     return means
+
+
+@register_panel("calibrated")
+def calibrated_panel(aligned: Aligned, name: str, options: ScoreOptions) -> Statistics:
+    """Coverage and width of the interval that the model carries, at the level it was calibrated for."""
+    bounds = aligned.prediction.bounds if isinstance(aligned.prediction, Members) else None
+    if bounds is None:
+        return {}
+    lower, upper = bounds.double().sort(dim=0).values  # a disparity turns them around
+    found = {
+        "calibrated_coverage": coverage(lower, upper, aligned.target),
+        "calibrated_width": interval_width(lower, upper),
+    }
+    return {key: value.double().mean() for key, value in found.items()}
 
 
 @register_panel("energy_score")

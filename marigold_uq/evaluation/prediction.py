@@ -66,7 +66,8 @@ class Prediction(ABC):
 
     def select(self, pick: Callable[[Tensor], Tensor]) -> Self:
         """Every map through `pick`, which chooses pixels or changes the precision."""
-        return replace(self, **{entry.name: pick(getattr(self, entry.name)) for entry in fields(self)})
+        maps = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return replace(self, **{name: pick(value) for name, value in maps.items() if value is not None})
 
     @abstractmethod
     def aligned(self, scale: Tensor, shift: Tensor, space: Space) -> Self:
@@ -101,17 +102,24 @@ class Prediction(ABC):
 
 @dataclass(frozen=True)
 class Members(Prediction):
-    """E maps, equally likely; a single one is a prediction without uncertainty. `point` is their median."""
+    """E maps, equally likely; a single one is a prediction without uncertainty.
+
+    `point` is their median, unless the model has a point prediction of its own: a calibrated pipeline stretches its
+    members around their mean, which moves the median, and keeps its prediction.
+    """
 
     samples: Tensor  # (E, H, W)
+    bounds: Tensor | None = None  # (2, H, W), ends of the interval that the model was calibrated for
 
     @classmethod
-    def of(cls, samples: Tensor) -> Members:
-        """Members with their median."""
+    def of(cls, samples: Tensor, point: Tensor | None = None, bounds: Tensor | None = None) -> Members:
+        """Members with the point prediction, by default their median."""
         if samples.ndim != 3 or samples.numel() == 0:
             raise PredictionError(f"samples have shape {tuple(samples.shape)}; expected (E, H, W) with E >= 1 members")
         samples = samples.detach().cpu().float()
-        return cls(point=samples[0] if len(samples) == 1 else quantiles(samples, 0.5), samples=samples)
+        if point is None:
+            point = samples[0] if len(samples) == 1 else quantiles(samples, 0.5)
+        return cls(point.detach().cpu().float(), samples, None if bounds is None else bounds.detach().cpu().float())
 
     @property
     def kind(self) -> str:
@@ -153,7 +161,7 @@ class Members(Prediction):
         return pit(self.samples, target, generator=generator)
 
     def arrays(self) -> dict[str, NDArray[np.float32]]:
-        return {"samples": self.samples.numpy()}
+        return {"samples": self.samples.numpy(), "point": self.point.numpy()}
 
 
 @dataclass(frozen=True)
@@ -249,6 +257,7 @@ class MeanConfidence(Prediction):
         return {"mean": self.point.numpy(), "confidence": self.confidence.numpy()}
 
 
+KEYS = ("samples", "point", "mean", "std", "confidence")
 ALIASES = {"depth": "mean", "uncertainty": "std"}
 """Names in the npz that `marigold-uq depth` writes."""
 
@@ -256,9 +265,10 @@ ALIASES = {"depth": "mean", "uncertainty": "std"}
 def prediction_from_arrays(arrays: Mapping[str, NDArray[np.generic]], where: str) -> Prediction:
     """The prediction in an npz: `samples`, or `mean` with `std` or `confidence`, or `mean` alone; `where` names it."""
     named = {**{ALIASES[key]: value for key, value in arrays.items() if key in ALIASES}, **arrays}
-    maps = {key: _as_float(named[key], key, where) for key in ("samples", "mean", "std", "confidence") if key in named}
+    maps = {key: _as_float(named[key], key, where) for key in KEYS if key in named}
     if "samples" in maps:
-        return Members.of(maps["samples"])
+        return Members.of(maps["samples"], maps.get("point"))
+    maps.pop("point", None)
     if "mean" not in maps:
         raise PredictionError(
             f"{where} holds {sorted(arrays) or 'nothing'}; expected samples, or mean with std or confidence"

@@ -17,6 +17,7 @@ from marigold_uq.commands.model import load_pipeline
 from marigold_uq.data.depth import DepthSample
 from marigold_uq.evaluation.options import DepthEvaluation, FileOptions, PipelineOptions, Space
 from marigold_uq.evaluation.prediction import Members, Prediction, PredictionError, prediction_from_arrays
+from marigold_uq.pipelines.depth_call import stored_calibrations
 from marigold_uq.randomness import member_seed
 
 
@@ -74,12 +75,18 @@ class PipelinePredictor(Predictor):
         self.space = "disparity" if config.prediction_type == "disparity" else "depth"
         self.metric = not (config.scale_invariant or config.shift_invariant)
         self.mode = self._mode()
+        self.coverage = self._calibrated_coverage()
         self._identity = _folder_digest(Path(options.model))
 
     def _mode(self) -> str | None:
         if self.options.mode is None:
             return "trajectory" if self.pipeline.scheduler.family.has_spread else None
         return None if self.options.mode == "none" else self.options.mode
+
+    def _calibrated_coverage(self) -> float | None:
+        """The level that the model carries an interval for, if it was calibrated in this mode."""
+        calibration = stored_calibrations(self.pipeline.config.calibration).get(self.mode or "")
+        return None if calibration is None else calibration.coverage
 
     def predict(self, sample: DepthSample) -> Prediction:
         """The members, aligned to each other by the pipeline, from a seed of the image's own."""
@@ -93,13 +100,15 @@ class PipelinePredictor(Predictor):
                 batch_size=self.options.batch_size,
                 uncertainty=self.mode,
                 output_samples=True,
+                coverage=self.coverage,
                 output_type="pt",
                 generator=torch.Generator().manual_seed(seed),
             )
         except ValueError as error:  # a map that is not finite, say
             raise PredictionError(f"the pipeline refuses it: {error}") from error
         assert not isinstance(output, tuple)  # return_dict is on
-        return Members.of(output.samples[0])
+        bounds = None if self.coverage is None else output.quantiles[0]
+        return Members.of(output.samples[0], output.prediction[0, 0], bounds)
 
     def identity(self, name: str) -> str:
         """The same for all images: that of the model's files."""

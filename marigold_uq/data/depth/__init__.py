@@ -16,6 +16,7 @@ from marigold_uq.data.depth.photometric import PhotometricTransform
 from marigold_uq.data.depth.regions import CROPS, MASKS
 from marigold_uq.data.depth.registry import DATASETS, build_dataset, register_dataset
 from marigold_uq.data.depth.sample import DepthDataError, DepthSample, assemble_sample, resize_sample
+from marigold_uq.data.depth.scenes import RenderedScenes
 from marigold_uq.data.depth.specs import SPECS, DepthSpec
 from marigold_uq.data.depth.storage import FolderStorage, TarStorage, open_storage
 
@@ -40,6 +41,7 @@ __all__ = [
     "MixtureDataset",
     "PhotometricTransform",
     "Problem",
+    "RenderedScenes",
     "SharedEpoch",
     "TarStorage",
     "assemble_sample",

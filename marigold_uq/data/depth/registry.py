@@ -11,6 +11,7 @@ from marigold_uq.data.depth.folder import ImageDepthFolder
 from marigold_uq.data.depth.huggingface import HuggingFaceDepth
 from marigold_uq.data.depth.listed import ListedDepth
 from marigold_uq.data.depth.sample import DepthSample
+from marigold_uq.data.depth.scenes import RenderedScenes
 from marigold_uq.data.depth.specs import SPECS
 
 Builder = Callable[..., Dataset[DepthSample]]  # (root, filenames, **options)
@@ -62,6 +63,13 @@ for _name in SPECS:
 @register_dataset("folder")
 def _folder(root: str | Path | None, filenames: str | Path | None, **options: Any) -> ImageDepthFolder:
     return ImageDepthFolder(_needs_root("folder", root), filenames, **options)
+
+
+@register_dataset("scenes")
+def _scenes(root: str | Path | None, filenames: str | Path | None, **options: Any) -> RenderedScenes:
+    if filenames is not None:
+        raise ValueError("scenes takes no filename list; choose samples with start and length")
+    return RenderedScenes(_needs_root("scenes", root), **options)
 
 
 @register_dataset("huggingface")

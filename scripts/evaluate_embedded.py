@@ -1,0 +1,109 @@
+r"""Compare the families of the embedded model on held-out scenes: one evaluation per (family, mode, steps), one table.
+
+python scripts/evaluate_embedded.py --runs runs/embedded --scenes runs/embedded/scenes/test --steps 1 4 10
+python scripts/evaluate_embedded.py --runs runs/embedded --scenes runs/embedded/scenes/test --steps 50 --limit 100
+
+Resumable: finished evaluations are kept, an unfinished one goes on. Members are ten in both modes; intervals are the
+members' mean -+ Student's t, which covers 90 % if ten members are honest.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from marigold_uq.evaluation import DepthEvaluation, evaluate_depth
+from marigold_uq.evaluation.options import DataOptions, PipelineOptions, ScoreOptions
+
+FAMILIES = ("point", "gaussian", "mixture", "low_rank", "low_rank_kernel")
+METRICS = {
+    "abs_relative_difference": "AbsRel",
+    "delta1": "delta1",
+    "crps": "CRPS (m)",
+    "relative_crps": "CRPS / depth",
+    "energy_score": "energy score",
+    "coverage": "coverage of 90 %",
+    "ause_abs_rel": "AUSE",
+    "spearman": "Spearman",
+}
+PANELS = ("depth", "probabilistic", "calibrated", "energy_score", "ranking")
+
+
+def cells(args: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
+    """Every (family, mode, steps); a point model has no law to draw a trajectory's members from."""
+    for steps in args.steps:
+        for family in args.families:
+            for mode in args.modes:
+                if not (family == "point" and mode == "trajectory"):
+                    yield family, mode, steps
+
+
+def evaluation_of(args: argparse.Namespace, family: str, mode: str, steps: int) -> DepthEvaluation:
+    """The options of one cell."""
+    return DepthEvaluation(
+        pipeline=PipelineOptions(
+            str(args.runs / family / "model"),
+            mode,
+            args.members,
+            steps=steps,
+            batch_size=args.members,  # type: ignore[arg-type]
+        ),
+        data=DataOptions("scenes", root=str(args.scenes), limit=args.limit),
+        score=ScoreOptions(metrics=PANELS, level=0.9, interval="student_t"),
+        output=args.output / f"{family}-{mode}-{steps}",
+        figures=False,
+    )
+
+
+def measured(args: argparse.Namespace, family: str, mode: str, steps: int) -> dict[str, Any]:
+    """The cell's metrics.json, made if it is not there."""
+    options = evaluation_of(args, family, mode, steps)
+    path = options.output / "metrics.json"
+    if not path.is_file():
+        print(f"{family}, {mode}, {steps} steps", flush=True)
+        evaluate_depth(options)
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def table(rows: dict[tuple[str, str, int], dict[str, Any]]) -> str:
+    """Markdown: value with its standard error over scenes."""
+    lines = ["| steps | mode | family | scenes | " + " | ".join(METRICS.values()) + " |"]
+    lines.append("|" + "---|" * (4 + len(METRICS)))
+    for (family, mode, steps), found in rows.items():
+        entries = [_entry(found["metrics"].get(name)) for name in METRICS]
+        lines.append(f"| {steps} | {mode} | {family} | {found['num_images']} | " + " | ".join(entries) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _entry(entry: dict[str, Any] | None) -> str:
+    return "" if entry is None else f"{entry['value']:.4f} +- {entry['standard_error']:.4f}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Evaluate what is missing and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, required=True, help="folder with FAMILY/model")
+    parser.add_argument("--scenes", type=Path, required=True)
+    parser.add_argument("--output", type=Path, default=None, help="default: RUNS/evaluation")
+    parser.add_argument("--families", nargs="+", default=FAMILIES)
+    parser.add_argument("--modes", nargs="+", default=("ensemble", "trajectory"), choices=("ensemble", "trajectory"))
+    parser.add_argument("--steps", nargs="+", type=int, default=[1, 4, 10])
+    parser.add_argument("--members", type=int, default=10)
+    parser.add_argument("--limit", type=int, default=None)
+    parser.add_argument("--threads", type=int, default=None, help="threads of torch; default: torch's own choice")
+    args = parser.parse_args(arguments)
+    args.output = args.output or args.runs / "evaluation"
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    text = table({cell: measured(args, *cell) for cell in cells(args)})
+    print(text)
+    temporary = args.output / ".table.md"
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(args.output / f"table-{'-'.join(map(str, args.steps))}.md")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""How the embedded model is made, from rendered scenes to a calibrated pipeline, with its own scripts and configs."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from tiny_training import train_depth_script
+
+from marigold_uq import MarigoldUQDepthPipeline
+from marigold_uq.data.depth import build_dataset
+from marigold_uq.data.shards import LatentShards
+from marigold_uq.evaluation.command import main as evaluate
+from marigold_uq.pipelines.depth_call import stored_calibrations
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "configs" / "depth"
+SIZE = ["--height", "32", "--width", "48"]
+SHORT = ["--training.max_steps", "2", "--training.batch_size", "2", "--training.validate_every", "0"]
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # worker processes look its functions up by name
+    spec.loader.exec_module(module)
+    return module
+
+
+def train(name: str) -> None:
+    config = CONFIGS / f"embedded_{name}.yaml"
+    assert train_depth_script().main(["--config", str(config), *SHORT, "--validation.data", "null"]) == 0
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which scripts/reproduce_embedded.sh would have run, on a few small scenes."""
+    folder = tmp_path_factory.mktemp("embedded")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for name, length, split, seed in (
+            ("train", 6, "train", "0"),
+            ("validation", 2, "validation", "0"),
+            ("calibration", 20, "validation", "1"),
+        ):
+            output = ["--output", f"runs/embedded/scenes/{name}", "--split", split, "--seed", seed]
+            script("render_scenes").main([*output, "--length", str(length), "--shard-size", "4", *SIZE])
+        vae = ["--config", str(CONFIGS / "embedded_vae.yaml"), *SHORT, "--loss.crop", "[16, 24]"]
+        assert script("train_vae").main(vae) == 0
+        latents = ["--scenes", "runs/embedded/scenes/train", "--output", "runs/embedded/latents/train"]
+        script("encode_latents").main(["--vae", "runs/embedded/vae/model", *latents, "--flip", "--processes", "2"])
+        train("base")
+        train("gaussian")
+        options = ["--scenes", "runs/embedded/scenes/calibration", "--output", "runs/embedded/calibrated"]
+        script("calibrate_depth").main(["--model", "runs/embedded/gaussian/model", *options, "--members", "4"])
+    return folder / "runs" / "embedded"
+
+
+def test_latents_are_those_of_the_scenes_and_of_their_mirror_images(made: Path) -> None:
+    latents = LatentShards(made / "latents" / "train")
+    scenes = build_dataset("scenes", made / "scenes" / "train")
+    pipeline = MarigoldUQDepthPipeline.from_pretrained(made / "calibrated")
+    by_name = {latents.name_of(i): latents[i]["image_latent"] for i in range(len(latents))}
+    assert len(by_name) == 2 * len(scenes) == 12
+    for index in (0, 5):
+        sample = scenes[index]
+        for image, name in ((sample["image"], ""), (sample["image"].flip(-1), "-flipped")):
+            expected = pipeline.vae.encode(2 * image[None] - 1).latents[0] * pipeline.vae.config.scaling_factor
+            # stored in half precision, 11 bits
+            torch.testing.assert_close(by_name[sample["name"] + name].float(), expected.detach(), rtol=1e-3, atol=1e-3)
+
+
+def test_the_family_starts_from_the_base(made: Path) -> None:
+    family = MarigoldUQDepthPipeline.from_pretrained(made / "gaussian" / "model")
+    assert family.scheduler.config.noise_family == "gaussian"
+    assert family.scheduler.config.rescale_betas_zero_snr
+    base = MarigoldUQDepthPipeline.from_pretrained(made / "base" / "model")
+    # two steps of Adam at a rate of at most 5e-4 move a weight by at most 1e-3, a new start by much more
+    difference = (family.unet.conv_in.weight - base.unet.conv_in.weight).abs().max()
+    assert 0 < float(difference.detach()) < 1e-3 < float(base.unet.conv_in.weight.detach().abs().max())
+
+
+def test_both_modes_are_calibrated_for_the_steps_and_members_asked_for(made: Path) -> None:
+    calibrations = stored_calibrations(MarigoldUQDepthPipeline.from_pretrained(made / "calibrated").config.calibration)
+    assert sorted(calibrations) == ["ensemble", "trajectory"]
+    for calibration in calibrations.values():
+        assert (calibration.num_steps, calibration.num_members, calibration.num_calibration) == (1, 4, 10)
+        assert calibration.coverage == 0.9
+        assert "20 procedural scenes" in calibration.note
+
+
+def test_on_the_scenes_of_its_calibration_the_interval_covers_what_it_promises(made: Path, tmp_path: Path) -> None:
+    """The conformal half: mean miss rate (sum + 1) / (n + 1) <= alpha, so coverage >= 1 - alpha with n = 10 scenes.
+
+    The seed of the members differs from that of the calibration, and the calibration looked at 1500 pixels, hence the
+    slack of 3 points.
+    """
+    data = ["--data.name", "scenes", "--data.root", str(made / "scenes" / "calibration")]
+    half = ["--data.options", "{start: 10, length: 10}", "--figures", "false", "--output", str(tmp_path / "evaluation")]
+    model = ["--pipeline.model", str(made / "calibrated"), "--pipeline.members", "4", "--pipeline.mode", "ensemble"]
+    assert evaluate([*data, *half, *model]) == 0
+    metrics = json.loads((tmp_path / "evaluation" / "metrics.json").read_text())["metrics"]
+    assert metrics["calibrated_coverage"]["value"] > 0.87
+    assert metrics["calibrated_width"]["value"] > 0
+
+
+def test_a_calibrated_model_is_neither_calibrated_again_nor_replaced(
+    made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--model", str(made / "calibrated"), "--scenes", str(made / "scenes" / "calibration")]
+    with pytest.raises(SystemExit):
+        script("calibrate_depth").main([*options, "--output", str(made / "calibrated")])
+    assert "exists" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        script("calibrate_depth").main([*options, "--output", str(made / "twice")])
+    assert "calibrated already" in capsys.readouterr().err
