@@ -17,7 +17,7 @@ from marigold_uq.data.shards import SceneShards, write_shard
 from marigold_uq.training.depth_run import load_vae
 from marigold_uq.training.vae_task import Reconstruction, pixels_of
 
-BATCH = 16
+BATCH = 4
 
 
 @torch.no_grad()

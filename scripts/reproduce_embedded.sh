@@ -12,6 +12,7 @@ render validation 200 validation 0
 render calibration 300 validation 1
 render test 500 test 0
 python scripts/train_vae.py --config configs/depth/embedded_vae.yaml
+python scripts/train_vae.py --config configs/depth/embedded_decoder.yaml
 python scripts/encode_latents.py --vae $runs/vae/model --scenes $runs/scenes/train --output $runs/latents/train --flip \
     --processes 2
 python train/train_depth.py --config configs/depth/embedded_base.yaml

@@ -26,6 +26,8 @@ class VaeTrainConfig:
     Args:
         scenes: Folder of rendered training scenes.
         validation_scenes: Folder of rendered validation scenes.
+        start: Folder of a trained autoencoder to go on with; its encoder stays, so that latents made with it keep
+            their meaning, and only the decoder learns. Default: a new autoencoder.
         vae: Arguments of AutoencoderTiny, which has no normalisation layers: they would hide the level of a depth map.
         loss: What it is asked for.
         training: The loop.
@@ -33,9 +35,21 @@ class VaeTrainConfig:
 
     scenes: Path
     validation_scenes: Path
+    start: Path | None = None
     vae: dict[str, Any] = field(default_factory=dict)
     loss: VaeLossConfig = field(default_factory=VaeLossConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+
+
+def make_vae(config: VaeTrainConfig) -> AutoencoderTiny:
+    """A new autoencoder, or a trained one whose encoder is frozen."""
+    if config.start is None:
+        return AutoencoderTiny(**config.vae)
+    if config.vae:
+        raise ValueError("give either start, a trained autoencoder, or vae, the arguments of a new one; got both")
+    vae = AutoencoderTiny.from_pretrained(config.start)
+    vae.encoder.requires_grad_(False)
+    return vae
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -51,7 +65,7 @@ def main(given: Sequence[str] | None = None) -> int:
     accelerator = make_accelerator(config.training)
     torch.manual_seed(config.training.seed)
     task = VaeTask(
-        AutoencoderTiny(**config.vae).to(memory_format=torch.channels_last),
+        make_vae(config).to(memory_format=torch.channels_last),
         SceneShards(config.scenes),
         SceneShards(config.validation_scenes),
         config.loss,

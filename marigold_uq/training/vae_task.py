@@ -19,7 +19,8 @@ class VaeLossConfig:
     """What the autoencoder is asked for.
 
     Args:
-        depth_weight: Weight of the error of depth maps; that of pictures is 1.
+        depth_weight: Weight of the error of depth maps.
+        picture_weight: Weight of the error of pictures; with 0 they are left out.
         edge_weight: Weight of the error of neighbouring differences, for both.
         latent_noise: Standard deviation of noise on the latents in training, so that the decoder is smooth and forgives
             the errors of a diffusion model.
@@ -28,6 +29,7 @@ class VaeLossConfig:
     """
 
     depth_weight: float = 4.0
+    picture_weight: float = 1.0
     edge_weight: float = 1.0
     latent_noise: float = 0.05
     latent_weight: float = 0.01
@@ -72,17 +74,18 @@ class VaeTask:
 
     def losses(self, network: nn.Module, batch: dict[str, Any], generators: list[torch.Generator]) -> Tensor:
         """Absolute error of pictures and depth maps and of their edges, one number per sample."""
-        pairs = torch.stack(pixels_of(batch), 1)  # (B, 2, 3, H, W)
+        weight = torch.tensor([self.loss.picture_weight, self.loss.depth_weight])
+        pairs = torch.stack(pixels_of(batch), 1)[:, weight > 0]  # (B, 2, 3, H, W), or (B, 1, ...) with one of them
         pairs = torch.stack([self._crop(pair, own) for pair, own in zip(pairs, generators, strict=True)])
         size = [edge // self.factor for edge in pairs.shape[-2:]]
-        noise = torch.stack([torch.randn(2, self.latent_channels, *size, generator=own) for own in generators])
+        shape = (pairs.shape[1], self.latent_channels, *size)
+        noise = torch.stack([torch.randn(shape, generator=own) for own in generators])
         pixels = pairs.flatten(0, 1).to(self.device)
         decoded, latents = network(pixels, self.loss.latent_noise * noise.flatten(0, 1).to(self.device))
         error = decoded - pixels
         each = error.abs().flatten(1).mean(1) + self.loss.edge_weight * _edges(error)
         each = each + self.loss.latent_weight * (latents.square().flatten(1).mean(1) - 1).square()
-        weight = torch.tensor([1.0, self.loss.depth_weight], device=self.device)
-        return each.unflatten(0, (-1, 2)) @ weight
+        return each.unflatten(0, (-1, pairs.shape[1])) @ weight[weight > 0].to(self.device)
 
     def _crop(self, pair: Tensor, generator: torch.Generator) -> Tensor:
         if self.loss.crop is None:

@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
 from tiny_training import train_depth_script
 
 from marigold_uq import MarigoldUQDepthPipeline
@@ -50,8 +51,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ):
             output = ["--output", f"runs/embedded/scenes/{name}", "--split", split, "--seed", seed]
             script("render_scenes").main([*output, "--length", str(length), "--shard-size", "4", *SIZE])
-        vae = ["--config", str(CONFIGS / "embedded_vae.yaml"), *SHORT, "--loss.crop", "[16, 24]"]
-        assert script("train_vae").main(vae) == 0
+        for name in ("vae", "decoder"):
+            config = ["--config", str(CONFIGS / f"embedded_{name}.yaml"), *SHORT, "--loss.crop", "[16, 24]"]
+            assert script("train_vae").main(config) == 0
         latents = ["--scenes", "runs/embedded/scenes/train", "--output", "runs/embedded/latents/train"]
         script("encode_latents").main(["--vae", "runs/embedded/vae/model", *latents, "--flip", "--processes", "2"])
         train("base")
@@ -73,6 +75,15 @@ def test_latents_are_those_of_the_scenes_and_of_their_mirror_images(made: Path) 
             expected = pipeline.vae.encode(2 * image[None] - 1).latents[0] * pipeline.vae.config.scaling_factor
             # stored in half precision, 11 bits
             torch.testing.assert_close(by_name[sample["name"] + name].float(), expected.detach(), rtol=1e-3, atol=1e-3)
+
+
+def test_the_second_stage_of_the_autoencoder_changes_the_decoder_alone(made: Path) -> None:
+    before = AutoencoderTiny.from_pretrained(made / "vae" / "model")
+    after = AutoencoderTiny.from_pretrained(made / "decoder" / "model")
+    changed = {name for name, value in after.state_dict().items() if not value.equal(before.state_dict()[name])}
+    assert changed
+    assert all(name.startswith("decoder.") for name in changed)
+    assert after.config.scaling_factor == before.config.scaling_factor
 
 
 def test_the_family_starts_from_the_base(made: Path) -> None:
