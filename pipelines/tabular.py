@@ -4,11 +4,11 @@ import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Self
 
 import numpy as np
 import torch
-from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from diffusers.utils import BaseOutput
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
@@ -16,22 +16,23 @@ from torch import Tensor
 from marigold_uq.calibration import apply_kappa
 from marigold_uq.denoising import Denoiser
 from marigold_uq.models.stacked_mlp import StackedMLP, StackedModel
+from marigold_uq.pipelines.publishing import PublishablePipeline
 from marigold_uq.randomness import member_seed
 from marigold_uq.sampling import initial_noise, reverse_diffusion
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
 from marigold_uq.tabular.preprocessing import TabularEncoder, is_frame
 from marigold_uq.uncertainty import TrajectoryUncertainty, decompose_member_samples
 
-ROWS_TIMES_SAMPLES = 2**14
-"""Network rows per model and call that a chunk may hold; results do not depend on it."""
+NETWORK_ROWS = 2**12
+"""Network rows (models x rows x draws) of one chunk: activations stay in the cache; results do not depend on it."""
 
 
 @dataclass
 class TabularOutput(BaseOutput):
     """What a call returns, in original units."""
 
-    member_samples: NDArray[np.float64]  # (S, n, rows, C), before kappa
-    samples: NDArray[np.float64]  # (num_samples, rows, C), members in turn, after kappa
+    member_samples: NDArray[np.float64]  # (S, n, rows, C), before kappa and `values`
+    samples: NDArray[np.float64]  # (num_samples, rows, C), members in turn, after kappa and `values`
     head_epistemic: NDArray[np.float64] | None = None  # (rows, C), a standard deviation
 
     @property
@@ -52,7 +53,7 @@ class TabularOutput(BaseOutput):
         return decompose_member_samples(torch.from_numpy(self.member_samples)).epistemic.numpy()
 
 
-class TabularRegressionPipeline(DiffusionPipeline):
+class TabularRegressionPipeline(PublishablePipeline):
     """Diffusion of the residual around a baseline, for each row of a table; the models of the stack are an ensemble.
 
     What a row gets depends on its own features and the seed alone: its random stream is seeded with a hash of its
@@ -61,9 +62,11 @@ class TabularRegressionPipeline(DiffusionPipeline):
     Args:
         network: Stack of denoisers, with their statistics.
         scheduler: Family and schedule.
-        baseline: Stack that predicts the standardised target; None means 0, the mean of the training targets.
+        baseline: Stack that predicts the standardised target; None means 0, the mean of the training targets. It may
+            have fewer models than the network, S / n, each for n models in turn (members that share a baseline).
         columns: Description of the input columns (`TabularEncoder.to_config`), for DataFrames with categories.
         kappa: Stretches the spread around the mean, one number per target; chosen on held-out rows.
+        values: For each target the values it takes, rising, if they are few (draws go to the nearest), else None.
         default_num_inference_steps: Steps where a call does not say; None takes all timesteps.
     """
 
@@ -80,10 +83,13 @@ class TabularRegressionPipeline(DiffusionPipeline):
         columns: list[dict[str, Any]] | None = None,
         kappa: list[float] | None = None,
         default_num_inference_steps: int | None = None,
+        values: list[list[float] | None] | None = None,
     ) -> None:
         super().__init__()
         self.register_modules(network=network, scheduler=scheduler, baseline=baseline)
-        self.register_to_config(columns=columns, kappa=kappa, default_num_inference_steps=default_num_inference_steps)
+        self.register_to_config(
+            columns=columns, kappa=kappa, default_num_inference_steps=default_num_inference_steps, values=values
+        )
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any) -> Self:
@@ -98,11 +104,19 @@ class TabularRegressionPipeline(DiffusionPipeline):
         return TabularRegressionPipeline(
             _join([self.network.select(s) for s in chosen]),
             self.scheduler,
-            None if self.baseline is None else _join([self.baseline.select(s) for s in chosen]),
+            None if self.baseline is None else _join([self.baseline.select(s) for s in self._baselines_of(chosen)]),
             columns=self.config.columns,
             kappa=self.config.kappa,
             default_num_inference_steps=self.config.default_num_inference_steps,
+            values=self.config.values,
         )
+
+    def _baselines_of(self, models: Sequence[int]) -> list[int]:
+        """Baselines of these models: one for several in turn where that is possible, else one each."""
+        assert self.baseline is not None
+        owners = [s // (self.network.config.num_models // self.baseline.config.num_models) for s in models]
+        groups = [(owner, len(list(run))) for owner, run in groupby(owners)]
+        return [owner for owner, _ in groups] if len({size for _, size in groups}) == 1 else owners
 
     def encode(self, features: Any) -> NDArray[np.float64]:
         """Rows as a finite matrix (rows, F) of the width that the network knows."""
@@ -143,7 +157,7 @@ class TabularRegressionPipeline(DiffusionPipeline):
         steps = num_inference_steps or self.config.default_num_inference_steps
         self.scheduler.set_timesteps(steps or self.scheduler.config.num_train_timesteps)
         draws = -(-num_samples // self.network.config.num_models)  # per model, rounded up
-        size = max(1, ROWS_TIMES_SAMPLES // draws)
+        size = max(1, NETWORK_ROWS // (draws * self.network.config.num_models))
         starts = range(0, max(1, len(matrix)), size)
         parts = [self._sample_rows(matrix[i : i + size], draws, seed, head_epistemic) for i in starts]
         members = np.concatenate([samples for samples, _ in parts], axis=2)  # (S, n, rows, C)
@@ -151,12 +165,14 @@ class TabularRegressionPipeline(DiffusionPipeline):
         return TabularOutput(members, self._calibrated(members, num_samples), head)
 
     def _calibrated(self, members: NDArray[np.float64], num_samples: int) -> NDArray[np.float64]:
-        """Members in turn, (num_samples, rows, C), stretched by kappa."""
+        """Members in turn, (num_samples, rows, C), stretched by kappa, then moved to known values."""
         samples = members.swapaxes(0, 1).reshape(-1, *members.shape[2:])[:num_samples]
-        if self.config.kappa is None:
-            return samples
-        columns = [apply_kappa(torch.from_numpy(samples[..., c]), k) for c, k in enumerate(self.config.kappa)]
-        return torch.stack(columns, -1).numpy()
+        if self.config.kappa is not None:
+            stretched = [apply_kappa(torch.from_numpy(samples[..., c]), k) for c, k in enumerate(self.config.kappa)]
+            samples = torch.stack(stretched, -1).numpy()
+        known = self.config.values or [None] * samples.shape[-1]
+        columns = [samples[..., c] if v is None else nearest_value(samples[..., c], v) for c, v in enumerate(known)]
+        return np.stack(columns, -1)
 
     def _sample_rows(
         self, matrix: NDArray[np.float64], num_draws: int, seed: int, watch: bool
@@ -165,10 +181,8 @@ class TabularRegressionPipeline(DiffusionPipeline):
         net = self.network
         num_models, num_rows, num_targets = net.config.num_models, len(matrix), net.config.num_targets
         rows = torch.tensor(matrix).to(net.feature_mean)  # a copy: the array may be read-only
-        features = ((rows - net.feature_mean.unsqueeze(1)) / net.feature_scale.unsqueeze(1)).to(net.gate.dtype)
-        baseline = features.new_zeros(num_models, num_rows, num_targets)
-        if self.baseline is not None:
-            baseline = self.baseline(features.to(_dtype(self.baseline))).to(features)
+        standardised = (rows - net.feature_mean.unsqueeze(1)) / net.feature_scale.unsqueeze(1)  # (S, rows, F)
+        baseline, features = (values.to(net.gate.dtype) for values in self._condition(standardised))
         generators = row_generators(matrix, num_models, seed)
         x_T = initial_noise((num_models * num_rows, num_targets, num_draws), like=features, generator=generators)
         observer = TrajectoryUncertainty()
@@ -187,6 +201,15 @@ class TabularRegressionPipeline(DiffusionPipeline):
             variance = observer.epistemic.unflatten(0, (num_models, num_rows)).square() * scale.square()
             spread = variance.mean((0, 3)).sqrt()
         return samples.permute(0, 3, 1, 2).double().numpy(), spread.double().numpy()
+
+    def _condition(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """What the baseline says (S, rows, C), and the features with what it says beyond, (S, rows, F + E)."""
+        if self.baseline is None:
+            return features.new_zeros(*features.shape[:2], self.network.config.num_targets), features
+        repeats = features.shape[0] // self.baseline.config.num_models
+        baseline, extras = self.baseline.describe(features[::repeats])
+        baseline, extras = (values.to(features).repeat_interleave(repeats, 0) for values in (baseline, extras))
+        return baseline, torch.cat([features, extras], -1)
 
     def _denoiser(self, features: Tensor, baseline: Tensor, num_draws: int) -> Denoiser:
         """All draws of a row are one event (C, n), so that a row needs one generator; the network sees n rows."""
@@ -210,8 +233,10 @@ def row_generators(matrix: NDArray[np.float64], num_models: int, seed: int) -> l
     return [torch.Generator().manual_seed(member_seed(seed, m, *key)) for m in range(num_models) for key in keys]
 
 
-def _dtype(model: StackedModel) -> torch.dtype:
-    return next(value.dtype for value in model.state_dict().values() if value.is_floating_point())
+def nearest_value(samples: NDArray[np.float64], values: Sequence[float]) -> NDArray[np.float64]:
+    """Each sample moved to the nearest of some rising values."""
+    known = np.asarray(values)
+    return known[np.searchsorted((known[1:] + known[:-1]) / 2, samples)]
 
 
 def _join(models: Sequence[Any]) -> Any:

@@ -54,6 +54,11 @@ class StackedModel(ModelMixin, ConfigMixin):
     def reset_model(self, model: int, generator: torch.Generator) -> None:
         """Draw the initial weights of one model of the stack."""
 
+    def describe(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """As a baseline: f (S, R, C) of standardised features (S, R, F), and columns (S, R, E) that say more."""
+        baseline = self(features.to(next(self.parameters()).dtype))
+        return baseline, baseline.new_zeros(*features.shape[:2], 0)
+
     @torch.no_grad()
     def select(self, model: int) -> Self:
         """Cut one model out, as a stack of one with the same output; it shares no memory with this one."""
@@ -81,6 +86,7 @@ class StackedMLP(StackedModel):
     Args:
         num_models: S.
         num_features: Columns of the condition c.
+        num_extras: Columns that the baseline adds to the condition, already in units of about 1.
         num_targets: Columns of the target, so of x_t and of the baseline f.
         out_channels: Raw channels, `scheduler.num_raw_channels(num_targets)`.
         noise_channels: Columns of fresh noise that follow x_t (family "sample").
@@ -105,9 +111,10 @@ class StackedMLP(StackedModel):
         num_timesteps: int = 50,
         width: int = 128,
         num_layers: int = 3,
+        num_extras: int = 0,
     ) -> None:
         super().__init__()
-        inputs = 2 * num_targets + noise_channels + num_features
+        inputs = 2 * num_targets + noise_channels + num_features + num_extras
         sizes = [inputs, *[width] * num_layers]
         self.layers = nn.ModuleList(StackedLinear(num_models, a, b) for a, b in pairwise(sizes))
         self.gate = nn.Parameter(torch.zeros(num_models, num_timesteps + 1, num_layers * width))
@@ -126,7 +133,10 @@ class StackedMLP(StackedModel):
         self.gate[model].uniform_(0, 1, generator=generator)
 
     def forward(self, sample: Tensor, timestep: Tensor | int, features: Tensor, baseline: Tensor) -> Tensor:
-        """Raw output (S, B, channels) for x_t (S, B, C [+ noise]), t an int or (S, B), c (S, B, F) and f (S, B, C)."""
+        """Raw output (S, B, channels) for x_t (S, B, C [+ noise]), t an int or (S, B), c (S, B, F) and f (S, B, C).
+
+        Where M rows in turn have one timestep (draws of one row), t may be (S, B / M): gates are looked up once each.
+        """
         hidden = torch.cat([sample, features, baseline], -1)
         expected = cast(StackedLinear, self.layers[0]).weight.shape[:2]
         if (hidden.shape[0], hidden.shape[-1]) != tuple(expected):
@@ -135,7 +145,7 @@ class StackedMLP(StackedModel):
             )
         gates = self._gates(timestep).chunk(len(self.layers), -1)
         for layer, gate in zip(self.layers, gates, strict=True):
-            hidden = functional.softplus(gate * layer(hidden))  # (S, B, width)
+            hidden = functional.softplus(_gated(layer(hidden), gate))  # (S, B, width)
         return self.head(hidden)
 
     def _gates(self, timestep: Tensor | int) -> Tensor:
@@ -147,10 +157,18 @@ class StackedMLP(StackedModel):
         return functional.embedding(timestep + offset, self.gate.flatten(0, 1))
 
 
+def _gated(hidden: Tensor, gate: Tensor) -> Tensor:
+    """Rows (S, B, W) times gates (S, B / M, W), each for M rows in turn, or (S, 1, W) for all."""
+    if gate.shape[1] in (1, hidden.shape[1]):
+        return gate * hidden
+    return (hidden.unflatten(1, (gate.shape[1], -1)) * gate.unsqueeze(2)).flatten(1, 2)
+
+
 class StackedBaseline(StackedModel):
     """The baseline predictor f of S models: hidden layers with LeakyReLU(0.01) and dropout, trained with squared error.
 
     Standardised features in, standardised targets out. Dropout masks are an argument, so that randomness is too.
+    With `activation="silu"` the initial weights are N(0, 2 / inputs), the last layer's a twentieth in variance.
     """
 
     SLOPE = 0.01
@@ -163,8 +181,11 @@ class StackedBaseline(StackedModel):
         num_targets: int = 1,
         hidden: Sequence[int] = (100, 50),
         dropout: float = 0.0,
+        activation: str = "leaky_relu",
     ) -> None:
         super().__init__()
+        if activation not in ("leaky_relu", "silu"):
+            raise ValueError(f"activation is 'leaky_relu' or 'silu'; got {activation!r}")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout is the share of dropped units within [0, 1); got {dropout}")
         sizes = [num_features, *hidden, num_targets]
@@ -172,9 +193,15 @@ class StackedBaseline(StackedModel):
 
     @torch.no_grad()
     def reset_model(self, model: int, generator: torch.Generator) -> None:
-        """Linear layers as torch's."""
-        for layer in self.layers:
-            cast(StackedLinear, layer).reset(model, generator)
+        """Linear layers as torch's, or He's for "silu"."""
+        layers = [cast(StackedLinear, layer) for layer in self.layers]
+        for layer in layers:
+            if self.config.activation == "leaky_relu":
+                layer.reset(model, generator)
+                continue
+            variance = (0.1 if layer is layers[-1] else 2.0) / layer.weight.shape[1]
+            layer.weight[model].normal_(0, math.sqrt(variance), generator=generator)
+            layer.bias[model].zero_()
 
     @property
     def num_hidden_units(self) -> int:
@@ -186,7 +213,9 @@ class StackedBaseline(StackedModel):
         hidden, start, keep = features, 0, 1 - self.config.dropout
         layers: list[nn.Module] = list(self.layers)
         for layer in layers[:-1]:
-            hidden = functional.leaky_relu(layer(hidden), self.SLOPE)
+            hidden = layer(hidden)
+            silu = self.config.activation == "silu"
+            hidden = functional.silu(hidden) if silu else functional.leaky_relu(hidden, self.SLOPE)
             if uniform is not None and keep < 1:
                 end = start + hidden.shape[-1]
                 hidden = hidden * (uniform[..., start:end] < keep) / keep

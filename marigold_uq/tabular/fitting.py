@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,7 +12,9 @@ from torch import Tensor
 from marigold_uq.models.stacked_mlp import StackedBaseline, StackedMLP
 from marigold_uq.randomness import member_seed
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
-from marigold_uq.tabular.boosted_trees import BoostedTrees, fit_out_of_fold, stack_trees
+from marigold_uq.tabular.checkpoint import Checkpoints, fingerprint_of
+from marigold_uq.tabular.expert_fitting import ExpertOptions, fit_experts, stack_experts
+from marigold_uq.tabular.experts import ExpertBaseline
 from marigold_uq.tabular.objectives import BaselineObjective, DenoisingObjective
 from marigold_uq.tabular.recipe import Recipe
 from marigold_uq.tabular.rows import StackedRows
@@ -19,8 +22,8 @@ from marigold_uq.tabular.training import StackedTrainer, TrainingOptions
 
 BASELINE_PATIENCE = 50
 BASELINE_VALIDATION = 0.4
-VALIDATION_REPEATS = 8
-"""Timesteps at which every validation row is scored, one from each eighth of the schedule."""
+MAX_REPEATS, VALIDATION_SCORES = 8, 4000
+"""Each validation row is scored at up to 8 timesteps, as long as there are about 4000 scores in all."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,8 @@ class FittedStack:
     """S trained models: network and baseline carry the model axis, the scheduler is common."""
 
     network: StackedMLP
-    baseline: StackedBaseline | BoostedTrees | None
+    baseline: StackedBaseline | ExpertBaseline | None
+    """With experts one model per table, which its members share; else one per model of the network."""
     scheduler: DistributionalDDIMScheduler
     epochs: list[int]
 
@@ -83,10 +87,21 @@ class _Standardised:
         return torch.Generator().manual_seed(member_seed(self.seed, purpose))
 
 
-def fit_stack(tables: Sequence[Table], recipe: Recipe, seeds: Sequence[int], *, verbose: bool = False) -> FittedStack:
+def fit_stack(
+    tables: Sequence[Table],
+    recipe: Recipe,
+    seeds: Sequence[int],
+    *,
+    verbose: bool = False,
+    checkpoint_folder: str | Path | None = None,
+    checkpoint_seconds: float = 300.0,
+) -> FittedStack:
     """Train `recipe.num_members` models for each table, all at once, the members of a table side by side.
 
     `seeds` names one seed per table. A model's result depends on its table and its seed alone.
+
+    With `checkpoint_folder` the state of training is saved there every `checkpoint_seconds`; the same call, after an
+    interruption, goes on from it to the same result. Delete the folder when the result is kept.
     """
     if not tables or len(tables) != len(seeds):
         raise ValueError(f"pass at least one table and one seed per table; got {len(tables)} and {len(seeds)}")
@@ -95,48 +110,58 @@ def fit_stack(tables: Sequence[Table], recipe: Recipe, seeds: Sequence[int], *, 
         for table, seed in zip(tables, seeds, strict=True)
         for member in range(recipe.num_members)
     ]
-    baseline, predictions = _fit_baseline(models, recipe, verbose)
+    checkpoints = None
+    if checkpoint_folder is not None:
+        arrays = [array for table in tables for array in (table.features, table.targets, table.weights)]
+        checkpoints = Checkpoints(
+            Path(checkpoint_folder), fingerprint_of(arrays, recipe, list(seeds)), checkpoint_seconds
+        )
+    baseline, predictions, extras = _fit_baseline(models, recipe, verbose, checkpoints)
     scheduler = recipe.scheduler()
-    network, trainer = _build_denoiser(models, predictions, recipe, scheduler)
-    trainer.train(verbose=verbose, description="denoiser")
+    network, trainer = _build_denoiser(models, predictions, recipe, scheduler, extras)
+    trainer.train(verbose=verbose, description="denoiser", checkpoints=checkpoints)
     return FittedStack(network, baseline, scheduler, trainer.best_epochs)
 
 
 def _fit_baseline(
-    models: Sequence[_Standardised], recipe: Recipe, verbose: bool
-) -> tuple[StackedBaseline | BoostedTrees | None, list[Tensor]]:
-    """The baseline and what it says about each model's training rows, (n, C) each."""
+    models: Sequence[_Standardised], recipe: Recipe, verbose: bool, checkpoints: Checkpoints | None = None
+) -> tuple[StackedBaseline | ExpertBaseline | None, list[Tensor], list[Tensor] | None]:
+    """The baseline, what it says about each model's training rows, (n, C), and beyond, (n, E)."""
     if recipe.baseline == "none":
-        return None, [torch.zeros_like(model.targets) for model in models]
-    if recipe.baseline == "trees":
-        return _fit_trees(models, recipe)
-    network = fit_mlp_baseline(models, recipe, verbose)
+        return None, [torch.zeros_like(model.targets) for model in models], None
+    if recipe.baseline in ("trees", "experts"):
+        return _fit_experts(models, recipe)
+    network = fit_mlp_baseline(models, recipe, verbose, checkpoints)
     with torch.no_grad():
         rows = StackedRows.stack([{"features": model.features} for model in models])
         fitted = network(rows.columns["features"])
-    return network, [fitted[s, :count] for s, count in enumerate(rows.counts)]
+    return network, [fitted[s, :count] for s, count in enumerate(rows.counts)], None
 
 
-def _fit_trees(models: Sequence[_Standardised], recipe: Recipe) -> tuple[BoostedTrees, list[Tensor]]:
-    """Members of one table share its trees: the spread between members is then that of the networks."""
+def _fit_experts(models: Sequence[_Standardised], recipe: Recipe) -> tuple[ExpertBaseline, list[Tensor], list[Tensor]]:
+    """Members of one table share its experts: the spread between members is then that of the networks."""
     fitted = []
     for first in models[:: recipe.num_members]:
-        arrays = [values.double().numpy() for values in (first.features, first.targets, first.weights)]
-        one = fit_out_of_fold(*arrays, num_rounds=recipe.baseline_epochs, seed=first.seed % 2**32)
-        fitted += [one] * recipe.num_members
-    return stack_trees(fitted), [torch.from_numpy(one.predictions).float() for one in fitted]
+        options = ExpertOptions.for_rows(len(first.targets), recipe.baseline_epochs, recipe.baseline == "trees")
+        features, targets, weights = (v.double().numpy() for v in (first.features, first.targets, first.weights))
+        fitted.append(fit_experts(features, targets, weights, options, first.seed))
+    predictions = [one.predictions.float() for one in fitted for _ in range(recipe.num_members)]
+    extras = [one.extras.float() for one in fitted for _ in range(recipe.num_members)]
+    return stack_experts(fitted), predictions, extras
 
 
-def fit_mlp_baseline(models: Sequence[_Standardised], recipe: Recipe, verbose: bool = False) -> StackedBaseline:
+def fit_mlp_baseline(
+    models: Sequence[_Standardised], recipe: Recipe, verbose: bool = False, checkpoints: Checkpoints | None = None
+) -> StackedBaseline:
     """f as published: the number of epochs from early stopping on 60/40 of the rows, then a new start on all rows."""
     epochs = [recipe.baseline_epochs] * len(models)
     if min(len(model.targets) for model in models) >= 5:
         splits = [_split(model, BASELINE_VALIDATION, model.generator(0)) for model in models]
         trainer = _baseline_trainer(models, recipe, epochs, splits)
-        trainer.train(verbose=verbose, description="baseline, inner split")
+        trainer.train(verbose=verbose, description="baseline_inner_split", checkpoints=checkpoints)
         epochs = [max(1, epoch) for epoch in trainer.best_epochs]
     trainer = _baseline_trainer(models, recipe, epochs)
-    trainer.train(verbose=verbose, description="baseline")
+    trainer.train(verbose=verbose, description="baseline", checkpoints=checkpoints)
     network: StackedBaseline = trainer.model  # type: ignore[assignment]
     return network
 
@@ -164,7 +189,9 @@ def _build_denoiser(
     predictions: Sequence[Tensor],
     recipe: Recipe,
     scheduler: DistributionalDDIMScheduler,
+    extras: Sequence[Tensor] | None = None,
 ) -> tuple[StackedMLP, StackedTrainer]:
+    """Network and trainer for the residuals around `predictions`; `extras` (n, E) join the features."""
     num_targets = models[0].targets.shape[1]
     network = StackedMLP(
         num_models=len(models),
@@ -173,6 +200,7 @@ def _build_denoiser(
         out_channels=scheduler.num_raw_channels(num_targets),
         noise_channels=scheduler.family.noise_channels,
         num_timesteps=recipe.num_timesteps,
+        num_extras=0 if extras is None else extras[0].shape[1],
     ).reset([model.generator(3) for model in models])
     tables = []
     for s, (model, fitted) in enumerate(zip(models, predictions, strict=True)):
@@ -180,13 +208,12 @@ def _build_denoiser(
         if recipe.scale_residual:
             network.residual_scale[s] = _scale_of(residual)
         store_statistics(network, s, model.feature_statistics, model.target_statistics)
-        tables.append(
-            {"features": model.features, "baseline": fitted, "residual": residual / network.residual_scale[s]}
-        )
+        features = model.features if extras is None else torch.cat([model.features, extras[s]], 1)
+        tables.append({"features": features, "baseline": fitted, "residual": residual / network.residual_scale[s]})
     objective = DenoisingObjective(scheduler, num_targets, score=recipe.score, num_draws=recipe.num_draws)
     splits = None
     if recipe.patience is not None:
-        splits = [_split(model, recipe.validation_fraction, model.generator(4)) for model in models]
+        splits = _validation_splits(models, recipe)
     draws = [_fixed_draws(objective, model.generator(6)) for model in models]
     train, validation = _split_rows(tables, [model.weights for model in models], splits, draws)
     options = TrainingOptions(
@@ -209,6 +236,19 @@ def store_statistics(network: StackedMLP, s: int, features: Statistics, targets:
     network.target_mean[s], network.target_scale[s] = map(torch.from_numpy, (targets.mean, targets.scale))
 
 
+def _validation_splits(models: Sequence[_Standardised], recipe: Recipe) -> list[tuple[Tensor, Tensor]]:
+    """Random shares of the rows, or for member m of M the m-th of M folds of its table."""
+    if not recipe.fold_members or recipe.num_members == 1:
+        return [_split(model, recipe.validation_fraction, model.generator(4)) for model in models]
+    splits = []
+    for number, model in enumerate(models):
+        member = number % recipe.num_members
+        order = torch.randperm(len(model.targets), generator=models[number - member].generator(4))
+        held_out = torch.arange(len(order)) % recipe.num_members == member
+        splits.append((order[~held_out], order[held_out]))
+    return splits
+
+
 def _split(model: _Standardised, fraction: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Indices of training and validation rows, at least one of each."""
     count = len(model.targets)
@@ -221,29 +261,37 @@ def _split_rows(
     tables: Sequence[dict[str, Tensor]],
     weights: Sequence[Tensor],
     splits: Sequence[tuple[Tensor, Tensor]] | None,
-    validation_draws: Sequence[Callable[[int], dict[str, Tensor]]] | None = None,
+    validation_draws: Sequence[Callable[[dict[str, Tensor]], dict[str, Tensor]]] | None = None,
 ) -> tuple[StackedRows, StackedRows | None]:
     """Training and validation rows; with `validation_draws` validation rows come repeated, with fixed draws."""
     if splits is None:
         return StackedRows.stack(tables, weights), None
     stacks = []
     for part in (0, 1):
-        repeats = VALIDATION_REPEATS if part == 1 and validation_draws is not None else 1
-        rows = [split[part].repeat(repeats) for split in splits]
+        rows = [split[part] for split in splits]
+        if part == 1 and validation_draws is not None:
+            rows = [index.repeat(_repeats(len(index))) for index in rows]
         chosen = [{name: c[index] for name, c in table.items()} for table, index in zip(tables, rows, strict=True)]
-        if repeats > 1 and validation_draws is not None:
-            chosen = [{**t, **draw(len(index))} for t, draw, index in zip(chosen, validation_draws, rows, strict=True)]
+        if part == 1 and validation_draws is not None:
+            chosen = [draw(table) for table, draw in zip(chosen, validation_draws, strict=True)]
         stacks.append(StackedRows.stack(chosen, [w[index] for w, index in zip(weights, rows, strict=True)]))
     return stacks[0], stacks[1]
 
 
-def _fixed_draws(objective: DenoisingObjective, generator: torch.Generator) -> Callable[[int], dict[str, Tensor]]:
-    """Draws of validation rows, made once: repeat r of a row has its timestep in the r-th part of the schedule."""
+def _repeats(num_rows: int) -> int:
+    return min(MAX_REPEATS, max(1, VALIDATION_SCORES // num_rows))
 
-    def draw(num_rows: int) -> dict[str, Tensor]:
+
+def _fixed_draws(
+    objective: DenoisingObjective, generator: torch.Generator
+) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
+    """Draws of validation rows, made once; their timesteps rise evenly through the schedule."""
+
+    def draw(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+        num_rows = len(rows["residual"])
         drawn, last = objective.draw(num_rows, generator), objective.scheduler.config.num_train_timesteps
-        part = torch.arange(VALIDATION_REPEATS).repeat_interleave(num_rows // VALIDATION_REPEATS)
-        where = (part + torch.rand(num_rows, generator=generator)) / VALIDATION_REPEATS
-        return {**drawn, "timestep": (where * last).long().clamp(max=last - 1)}
+        part = torch.arange(num_rows) * MAX_REPEATS // num_rows
+        where = (part + torch.rand(num_rows, generator=generator)) / MAX_REPEATS
+        return objective.examples({**rows, **drawn, "timestep": (where * last).long().clamp(max=last - 1)})
 
     return draw

@@ -22,6 +22,10 @@ class Objective(Protocol):
         """Random numbers of `num_rows` training rows of one model, each (num_rows, ...)."""
         ...
 
+    def examples(self, rows: Batch) -> dict[str, Tensor]:
+        """What `scores` needs of rows with their draws, worked out for a whole epoch at once; each (..., n, ...)."""
+        ...
+
     def scores(self, model: nn.Module, batch: Batch) -> Tensor:
         """Score of every row, (S, B), lower is better."""
         ...
@@ -36,6 +40,10 @@ class BaselineObjective:
     def draw(self, num_rows: int, generator: torch.Generator) -> dict[str, Tensor]:
         """Uniform numbers that decide which hidden units drop."""
         return {"uniform": torch.rand(num_rows, self.num_units, generator=generator)} if self.num_units else {}
+
+    def examples(self, rows: Batch) -> dict[str, Tensor]:
+        """As they are."""
+        return dict(rows)
 
     def scores(self, model: nn.Module, batch: Batch) -> Tensor:
         """Mean over targets of (f(c) - y)^2; without `uniform` in the batch nothing drops."""
@@ -83,26 +91,30 @@ class DenoisingObjective:
             drawn["input_noise"] = torch.randn(num_rows, self.num_draws, channels, generator=generator)
         return drawn
 
-    def scores(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Score of the predicted law at what was drawn, mean over targets, (S, B)."""
-        t, noise, residual = batch["timestep"], batch["noise"], batch["residual"]
-        signal, scale = self.signal[t].unsqueeze(-1), self.noise[t].unsqueeze(-1)  # (S, B, 1)
-        x_t = signal * residual + scale * noise
+    def examples(self, rows: Batch) -> dict[str, Tensor]:
+        """x_t and what the law of the network's output is scored at."""
+        t, noise, residual = rows["timestep"], rows["noise"], rows["residual"]
+        signal, scale = self.signal[t].unsqueeze(-1), self.noise[t].unsqueeze(-1)  # (..., n, 1)
         if self.scheduler.config.prediction_type == "epsilon":
             target = noise
         elif self.scheduler.config.prediction_type == "v_prediction":
             target = signal * noise - scale * residual
         else:
             target = residual
-        law = self._law(model, x_t, batch)
-        return sample_scores(law, target.flatten(0, 1), self.score).unflatten(0, tuple(t.shape))
+        kept = {name: column for name, column in rows.items() if name not in ("noise", "residual")}
+        return {**kept, "x_t": signal * residual + scale * noise, "target": target}
 
-    def _law(self, model: nn.Module, x_t: Tensor, batch: Batch) -> NoiseDistribution:
-        condition = (batch["timestep"], batch["features"], batch["baseline"])
+    def scores(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Score of the predicted law at `target`, mean over targets, (S, B)."""
+        target = batch["target"]
+        scores = sample_scores(self._law(model, batch), target.flatten(0, 1), self.score)
+        return scores.unflatten(0, tuple(target.shape[:2]))
+
+    def _law(self, model: nn.Module, batch: Batch) -> NoiseDistribution:
+        """All draws of an implicit law are rows of one network call."""
+        x_t, timestep, features, baseline = (batch[name] for name in ("x_t", "timestep", "features", "baseline"))
         if not self.num_draws:
-            return self.scheduler.noise_distribution(model(x_t, *condition).flatten(0, 1))
-        draws = [
-            model(torch.cat([x_t, batch["input_noise"][:, :, m]], -1), *condition).flatten(0, 1)
-            for m in range(self.num_draws)
-        ]
-        return SampleDistribution(torch.stack(draws))
+            return self.scheduler.noise_distribution(model(x_t, timestep, features, baseline).flatten(0, 1))
+        x_t, features, baseline = (v.repeat_interleave(self.num_draws, 1) for v in (x_t, features, baseline))
+        raw = model(torch.cat([x_t, batch["input_noise"].flatten(1, 2)], -1), timestep, features, baseline)
+        return SampleDistribution(raw.unflatten(1, (-1, self.num_draws)).movedim(2, 0).flatten(1, 2))  # (M, S B, C)

@@ -4,7 +4,6 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from tqdm.auto import tqdm
 
+from marigold_uq.tabular.checkpoint import Checkpoints
 from marigold_uq.tabular.objectives import Objective
 from marigold_uq.tabular.rows import StackedRows, gather_rows
 
@@ -27,6 +27,11 @@ class TrainingOptions:
     """Moving average of the weights, which is what validation and the result use; None uses the weights themselves."""
     patience: int | None = None
     """Epochs without a better validation score after which a model stops; None trains every model to its end."""
+    weight_decay: float = 0.0
+    """Of AdamW: each step multiplies the weights by 1 - rate * decay, those of frozen models too."""
+    cosine: bool = False
+    """Whether the rate rises over the first twentieth of the steps and then falls to 0 like a cosine; needs models of
+    (about) equally many steps, because the rate is common."""
 
 
 @dataclass
@@ -54,7 +59,7 @@ class StackedTrainer:
         generators: One per model: order of the rows and what the objective draws.
         options: Batch size, optimiser, averaging, patience.
         max_epochs: For each model.
-        validation: Rows of each model with everything the objective needs (fixed draws included) to judge an epoch.
+        validation: Rows of each model as `objective.examples` makes them, to judge an epoch.
     """
 
     def __init__(
@@ -79,10 +84,18 @@ class StackedTrainer:
         self.generators, self.max_epochs, self.validation = list(generators), list(max_epochs), validation
         self.names = [name for name, _ in model.named_parameters()]
         self.weights = [parameter for _, parameter in model.named_parameters()]
+        self.flat = _flatten(self.weights)
         averaging = options.ema_decay is not None
-        self.averaged = [w.detach().clone() for w in self.weights] if averaging else [w.detach() for w in self.weights]
+        self.average = self.flat.detach().clone() if averaging else self.flat.detach()
+        self.averaged = _views(self.average, self.weights)
         self.best = [w.clone() for w in self.averaged] if validation is not None else []
-        self.optimizer = torch.optim.Adam(self.weights, lr=options.learning_rate, amsgrad=options.amsgrad, fused=True)
+        self.optimizer = torch.optim.AdamW(
+            [self.flat],
+            lr=options.learning_rate,
+            weight_decay=options.weight_decay,
+            amsgrad=options.amsgrad,
+            fused=True,
+        )
         self.progress = Progress(
             [0] * num_models,
             [0] * num_models,
@@ -93,61 +106,81 @@ class StackedTrainer:
         self.steps_per_epoch = [math.ceil(count / options.batch_size) for count in rows.counts]
         self.num_steps = 0
         self.buffers: dict[str, Tensor] = {}
-        for model_index in range(num_models):
-            self._refill(model_index)
+        for s, epochs in enumerate(max_epochs):
+            self._refill(s)
+            if epochs <= 0:
+                self.buffers["weights"][s] = 0
 
     @property
     def best_epochs(self) -> list[int]:
         """Epochs after which each model's validation score was best (its last epoch without validation)."""
         return self.progress.best_epoch if self.validation is not None else self.progress.epoch
 
-    def train(self, *, verbose: bool = False, description: str = "training") -> nn.Module:
-        """Train every model to its end and put the results into `model`, which is returned."""
-        total = max(self.max_epochs)
-        with tqdm(total=total, desc=description, unit="epoch", disable=not verbose) as bar:
+    def train(
+        self, *, verbose: bool = False, description: str = "training", checkpoints: Checkpoints | None = None
+    ) -> nn.Module:
+        """Train every model to its end and put the results into `model`, which is returned.
+
+        With `checkpoints` training goes on from the state saved under `description`, and saves it from time to time
+        and at the end; a stage that had ended is only loaded.
+        """
+        saved = None if checkpoints is None else checkpoints.load(description)
+        if saved is not None:
+            self.load_state_dict(saved)
+        with tqdm(total=max(self.max_epochs), desc=description, unit="epoch", disable=not verbose) as bar:
             while any(self.progress.active):
                 self.step()
                 bar.update(max(self.progress.epoch) - bar.n)
+                if checkpoints is not None and (checkpoints.is_due(description) or not any(self.progress.active)):
+                    checkpoints.save(description, self.state_dict())
         return self.finish()
 
     @torch.no_grad()
     def finish(self) -> nn.Module:
-        """Copy the result of every model (best, averaged or last weights) into `model`."""
+        """Copy the result of every model (best, averaged or last weights) into `model`, in memory of its own."""
         for weight, result in zip(self.weights, self.best or self.averaged, strict=True):
-            weight.copy_(result)
+            weight.data = result.clone()
         return self.model
 
     def step(self) -> None:
         """One step of all active models, and the end of an epoch for those that reach it."""
-        size = self.options.batch_size
-        start = torch.tensor(self.progress.cursor)
-        slots = start.unsqueeze(1) + torch.arange(size)  # (S, B)
-        drawn = {name: gather_rows(buffer, slots) for name, buffer in self.buffers.items()}
-        batch = {**self.rows.gather(drawn.pop("row")), **drawn}
-        self._update(batch, drawn["live"])
-        self.progress.cursor = [cursor + size for cursor in self.progress.cursor]
+        size, cursor = self.options.batch_size, self.progress.cursor
+        if min(cursor) == max(cursor):
+            batch = {name: buffer[:, cursor[0] : cursor[0] + size] for name, buffer in self.buffers.items()}
+        else:
+            slots = torch.tensor(cursor).unsqueeze(1) + torch.arange(size)  # (S, B)
+            batch = {name: gather_rows(buffer, slots) for name, buffer in self.buffers.items()}
+        self._update(batch)
+        self.progress.cursor = [start + size for start in cursor]
         ended = [s for s, steps in enumerate(self.steps_per_epoch) if self.progress.cursor[s] >= steps * size]
         if ended:
             self._end_epochs(ended)
 
-    def _update(self, batch: Mapping[str, Tensor], live: Tensor) -> None:
+    def _update(self, batch: Mapping[str, Tensor]) -> None:
         """Each model's loss is the mean over its live rows; their sum has each model's own gradient."""
-        active = torch.tensor(self.progress.active, dtype=live.dtype).unsqueeze(1)  # (S, 1)
-        weight = batch["weights"] * live * active / live.sum(1, keepdim=True).clamp(min=1)
-        loss = (self.objective.scores(self.model, batch) * weight).sum()
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss = (self.objective.scores(self.model, batch) * batch["weights"]).sum()
+        gradients = torch.autograd.grad(loss, self.weights)
+        assert self.flat.grad is not None
+        torch.cat([gradient.reshape(-1) for gradient in gradients], out=self.flat.grad)
+        if self.options.cosine:
+            self.optimizer.param_groups[0]["lr"] = self._learning_rate()
         self.optimizer.step()
+        self.num_steps += 1
         if self.options.ema_decay is not None:
-            self.num_steps += 1
             warm = (1 + self.num_steps) / (10 + self.num_steps)  # the first averages must forget the initial weights
-            self._average(active, 1 - min(self.options.ema_decay, warm))
+            self._average(1 - min(self.options.ema_decay, warm))
+
+    def _learning_rate(self) -> float:
+        total = max(epochs * steps for epochs, steps in zip(self.max_epochs, self.steps_per_epoch, strict=True))
+        rise = min(1.0, (self.num_steps + 1) / (0.05 * total))
+        return self.options.learning_rate * rise * 0.5 * (1 + math.cos(math.pi * self.num_steps / total))
 
     @torch.no_grad()
-    def _average(self, active: Tensor, rate: float) -> None:
+    def _average(self, rate: float) -> None:
         if all(self.progress.active):
-            torch._foreach_lerp_(self.averaged, [w.detach() for w in self.weights], rate)
+            self.average.lerp_(self.flat, rate)
             return
+        active = torch.tensor(self.progress.active, dtype=self.flat.dtype)
         for average, weight in zip(self.averaged, self.weights, strict=True):
             average.lerp_(weight, rate * active.reshape(-1, *[1] * (weight.ndim - 1)))
 
@@ -171,9 +204,8 @@ class StackedTrainer:
     def validation_scores(self) -> list[float]:
         """Weighted mean score of each model's validation rows, with the weights that would be kept."""
         assert self.validation is not None
-        batch = {**self.validation.columns}
         averaged = dict(zip(self.names, self.averaged, strict=True))
-        scores = self.objective.scores(_Bound(self.model, averaged), batch)  # (S, N)
+        scores = self.objective.scores(_Bound(self.model, averaged), self.validation.columns)  # (S, N)
         return ((scores * self.validation.weights).sum(1) / self.validation.weights.sum(1)).tolist()
 
     @torch.no_grad()
@@ -185,18 +217,24 @@ class StackedTrainer:
     @torch.no_grad()
     def _freeze(self, s: int) -> None:
         self.progress.active[s] = False
+        self.buffers["weights"][s] = 0
         for state in self.optimizer.state.values():
-            state["exp_avg"][s] = 0
+            for momentum in _views(state["exp_avg"], self.weights):
+                momentum[s] = 0
 
+    @torch.no_grad()
     def _refill(self, s: int) -> None:
-        """The order and the random numbers of model s for one epoch, one slot per row; slots behind are not live."""
-        count, generator = self.rows.counts[s], self.generators[s]
-        filled = {
-            "row": torch.randperm(count, generator=generator),
-            "live": torch.ones(count),
-            **self.objective.draw(count, generator),
-        }
-        length = max(self.steps_per_epoch) * self.options.batch_size
+        """The rows of model s for one epoch, in a new order, with what is drawn for each; slots behind weigh 0.
+
+        A row's weight is divided by the rows in its batch, so that the sum over a batch is a mean.
+        """
+        count, generator, size = self.rows.counts[s], self.generators[s], self.options.batch_size
+        order = torch.randperm(count, generator=generator)
+        rows = {name: column[s, order] for name, column in self.rows.columns.items()}
+        filled = self.objective.examples({**rows, **self.objective.draw(count, generator)})
+        start = torch.arange(count) // size * size  # of the row's batch
+        filled["weights"] = self.rows.weights[s, order] / (count - start).clamp(max=size)
+        length = max(self.steps_per_epoch) * size
         for name, values in filled.items():
             if name not in self.buffers:
                 self.buffers[name] = values.new_zeros(self.rows.num_models, length, *values.shape[1:])
@@ -205,8 +243,8 @@ class StackedTrainer:
     def state_dict(self) -> dict[str, Any]:
         """All that `load_state_dict` needs to go on as if nothing had happened."""
         return {
-            "weights": [w.detach().clone() for w in self.weights],
-            "averaged": [w.clone() for w in self.averaged],
+            "weights": self.flat.detach().clone(),
+            "average": self.average.clone(),
             "best": [w.clone() for w in self.best],
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),
             "progress": copy.deepcopy(vars(self.progress)),
@@ -218,10 +256,10 @@ class StackedTrainer:
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict` of a trainer that was built with the same arguments."""
-        pairs = ((self.weights, "weights"), (self.averaged, "averaged"), (self.best, "best"))
-        for tensors, name in pairs:
-            for tensor, saved in zip(tensors, state[name], strict=True):
-                tensor.copy_(saved)
+        self.flat.copy_(state["weights"])
+        self.average.copy_(state["average"])
+        for tensor, saved in zip(self.best, state["best"], strict=True):
+            tensor.copy_(saved)
         self.optimizer.load_state_dict(state["optimizer"])
         self.progress = Progress(**copy.deepcopy(state["progress"]))
         self.num_steps = state["num_steps"]
@@ -229,16 +267,20 @@ class StackedTrainer:
         for generator, saved in zip(self.generators, state["generators"], strict=True):
             generator.set_state(saved)
 
-    def save(self, path: str | Path) -> None:
-        """Write a checkpoint; an interrupted write leaves the old one."""
-        path = Path(path)
-        temporary = path.with_name(path.name + ".part")
-        torch.save(self.state_dict(), temporary)
-        temporary.replace(path)
 
-    def load(self, path: str | Path) -> None:
-        """Go on from a checkpoint."""
-        self.load_state_dict(torch.load(path, weights_only=True))
+def _flatten(parameters: Sequence[nn.Parameter]) -> nn.Parameter:
+    """All parameters as one vector that they become views of: Adam and averaging are then one call each."""
+    flat = nn.Parameter(torch.cat([parameter.detach().reshape(-1) for parameter in parameters]))
+    flat.grad = torch.zeros_like(flat)
+    for parameter, view in zip(parameters, _views(flat.detach(), parameters), strict=True):
+        parameter.data = view
+    return flat
+
+
+def _views(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Parts of a vector in the shapes of `like`."""
+    parts = flat.split([tensor.numel() for tensor in like])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
 
 
 class _Bound(nn.Module):

@@ -9,7 +9,7 @@ from marigold_uq.tabular import DiffusionRegressor
 TINY = DiffusionRegressor(
     num_members=1,
     max_epochs=2,
-    baseline_epochs=40,
+    baseline_epochs=4,
     num_inference_steps=2,
     calibration_fraction=0.0,
     n_samples=8,

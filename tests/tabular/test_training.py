@@ -1,5 +1,6 @@
 """Training many models at once gives what training them one by one gives."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
+from marigold_uq.tabular.checkpoint import Checkpoints
 from marigold_uq.tabular.fitting import FittedStack, Table, _build_denoiser, _Standardised, fit_stack
 from marigold_uq.tabular.recipe import Recipe, paper_recipe, resolve_recipe
 
@@ -51,21 +53,35 @@ def test_a_frozen_model_keeps_its_weights_while_others_train() -> None:
         assert not any(torch.equal(a[1], b[1]) for a, b in zip(old, new, strict=True))
 
 
-def test_a_checkpoint_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    def build() -> tuple[torch.nn.Module, object]:
-        models = [_Standardised.of(table(30, s), s) for s in range(2)]
-        recipe = Recipe(max_epochs=4, batch_size=16, patience=3)
-        return _build_denoiser(models, [torch.zeros(30, 1)] * 2, recipe, recipe.scheduler())
+class Interrupted(Exception):
+    """The power cut of the test below."""
 
-    network, trainer = build()
-    for _ in range(3):
-        trainer.step()
-    trainer.save(tmp_path / "state.pt")
-    trainer.train()
-    resumed, second = build()
-    second.load(tmp_path / "state.pt")
-    second.train()
-    assert all(torch.equal(a, b) for a, b in zip(network.parameters(), resumed.parameters(), strict=True))
+
+@pytest.mark.parametrize("interrupted_at", [2, 6, 12])  # saves, so: inner split, refit of the baseline, denoiser
+def test_a_fit_that_was_interrupted_goes_on_to_the_same_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted_at: int
+) -> None:
+    tables, recipe = [table(30, s) for s in range(2)], replace(RECIPE, max_epochs=4, baseline_epochs=2)
+    want = fit_stack(tables, recipe, [1, 2])
+    saves, save = [], Checkpoints.save
+
+    def save_some(self: Checkpoints, stage: str, state: object) -> None:
+        save(self, stage, state)
+        saves.append(stage)
+        if len(saves) == interrupted_at:
+            raise Interrupted
+
+    options = {"checkpoint_folder": tmp_path / "fit", "checkpoint_seconds": 0.0}
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "save", save_some)
+        with pytest.raises(Interrupted):
+            fit_stack(tables, recipe, [1, 2], **options)
+    resumed = fit_stack(tables, recipe, [1, 2], **options)
+    assert resumed.epochs == want.epochs
+    for s in range(2):
+        assert all(torch.equal(a, b) for a, b in zip(weights(want, s), weights(resumed, s), strict=True))
+    with pytest.raises(ValueError, match="other data, another recipe or other seeds"):
+        fit_stack(tables, recipe, [1, 3], **options)
 
 
 @pytest.mark.parametrize("eta", [0.0, 1.0])

@@ -21,4 +21,4 @@ class RenderedScenes(DepthDataset):
 
     def read(self, index: int) -> DepthSample:
         sample = self.scenes[index]
-        return DepthSample(**{key: sample[key] for key in ("image", "depth", "valid", "name")})
+        return DepthSample(image=sample["image"], depth=sample["depth"], valid=sample["valid"], name=sample["name"])

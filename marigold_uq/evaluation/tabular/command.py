@@ -1,0 +1,133 @@
+"""The command of `eval/eval_tabular.py`: score a saved pipeline, or fit and score all splits of a UCI set."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import clone
+from tqdm.auto import tqdm
+
+from marigold_uq.calibration import conformal_rows
+from marigold_uq.data.tables import TableError, TableSource, read_table
+from marigold_uq.data.uci import UCIDataset
+from marigold_uq.evaluation.tabular.estimators import score_estimator
+from marigold_uq.evaluation.tabular.figures import calibration_figure
+from marigold_uq.evaluation.tabular.scores import SplitScores, pooled_curves, score_rows, summarize_splits
+from marigold_uq.export import atomic_path, make_folder
+from marigold_uq.pipelines.tabular import TabularRegressionPipeline
+from marigold_uq.plotting import save_figure
+from marigold_uq.tabular import DiffusionRegressor
+from marigold_uq.training.run_folder import versions
+from marigold_uq.training.tabular_run import CONFORMAL_FILE
+
+METRICS_FILE = "metrics.json"
+SHOWN = (
+    "rmse", "crps", "nll", "coverage_50", "coverage_80", "coverage_90", "coverage_95", "width_95",
+    "interval_coverage_95", "interval_width_95", "fit_seconds", "fit_cpu_seconds",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class UCISource:
+    """A UCI set whose splits are fitted and scored.
+
+    Args:
+        root: Folder with one folder per set.
+        name: The set.
+        splits: Only the first so many splits.
+    """
+
+    root: Path
+    name: str
+    splits: int | None = None
+
+
+def evaluate_uci(source: UCISource, model: DiffusionRegressor, *, num_samples: int, seed: int) -> list[SplitScores]:
+    """Fit a clone of `model` on each split, seeded with seed + split, and score its test rows."""
+    dataset = UCIDataset.load(source.root, source.name)
+    count = dataset.num_splits if source.splits is None else min(source.splits, dataset.num_splits)
+    return [
+        score_estimator(
+            clone(model).set_params(random_state=seed + number),
+            dataset.split(number),
+            num_samples=num_samples,
+            seed=seed,
+        )
+        for number in tqdm(range(count), source.name, unit="split")
+    ]
+
+
+def evaluate_run(folder: Path, source: TableSource, *, num_samples: int, seed: int) -> list[SplitScores]:
+    """Scores of a trained run (a folder of train_tabular.py) on a table, one entry per target."""
+    folder, table = Path(folder), read_table(source)
+    run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    features = table.features
+    if run["feature_names"] is not None and table.feature_names is not None:
+        missing = [name for name in run["feature_names"] if name not in table.feature_names]
+        if missing:
+            raise TableError(f"{source.path} has no column {', '.join(missing)}, which {folder} was trained on")
+        features = features[run["feature_names"]]
+    pipeline = TabularRegressionPipeline.from_pretrained(folder / "model")
+    output = pipeline(features, num_samples, seed=run["seed"] + seed)
+    targets = table.targets.reshape(len(table.targets), -1)
+    if targets.shape[1] != len(run["target_names"]):
+        raise TableError(f"{folder} predicts {run['target_names']}; {source.path} has {targets.shape[1]} target(s)")
+    intervals = _intervals(folder, output.mean, output.std)
+    return [
+        score_rows(
+            output.samples[..., c],
+            targets[:, c],
+            target_scale=scale,
+            interval=None if intervals is None else intervals[c],
+            seed=seed,
+        )
+        for c, scale in enumerate(run["target_scale"])
+    ]
+
+
+def _intervals(folder: Path, mean: NDArray[np.float64], std: NDArray[np.float64]) -> list[NDArray[np.float64]] | None:
+    """Conformal 95 % intervals (rows, 2) of each target; None if the run was not calibrated or has too few rows."""
+    if not (folder / CONFORMAL_FILE).exists():
+        return None
+    with np.load(folder / CONFORMAL_FILE) as stored:
+        factor = conformal_rows(torch.from_numpy(stored["scores"]), 0.05, too_few="inf").numpy()  # (C,)
+    if not np.isfinite(factor).all():
+        return None
+    reach = factor * std
+    return [np.stack([mean[:, c] - reach[:, c], mean[:, c] + reach[:, c]], 1) for c in range(mean.shape[1])]
+
+
+def write_evaluation(output: Path, title: str, splits: Sequence[SplitScores], facts: Mapping[str, Any]) -> str:
+    """metrics.json, metrics.md and calibration.png in a folder that holds no evaluation yet; the table as text."""
+    if (Path(output) / METRICS_FILE).exists():
+        raise FileExistsError(f"{output} holds an evaluation; choose another output")
+    make_folder(output)
+    summary = summarize_splits(splits)
+    lines = [f"# {title}", "", "| metric | mean | std over splits | standard error |", "| --- | --- | --- | --- |"]
+    for name in (name for name in SHOWN if name in summary):
+        spread = summary[name]
+        rest = ["" if value is None else f"{value:.3g}" for value in (spread.std, spread.standard_error)]
+        lines.append(f"| {name} | {spread.mean:.5g} | {rest[0]} | {rest[1]} |")
+    text = "\n".join(lines) + "\n"
+    content = {
+        "task": "tabular",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **facts,
+        "average": "mean over splits",
+        "num_splits": len(splits),
+        "metrics": {name: {"value": spread.mean, **asdict(spread)} for name, spread in summary.items()},
+        "splits": list(splits),
+        "versions": versions(),
+    }
+    figure = calibration_figure({"": pooled_curves(splits)}, title=title, num_samples=facts["num_samples"])
+    save_figure(figure, Path(output) / "calibration.png", overwrite=True)
+    for name, written in (("metrics.md", text), (METRICS_FILE, json.dumps(content, indent=1, allow_nan=False) + "\n")):
+        with atomic_path(Path(output) / name, overwrite=True) as temporary:
+            temporary.write_text(written, encoding="utf-8")
+    return text

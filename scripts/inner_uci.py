@@ -1,0 +1,73 @@
+"""Judge the default recipe without a test row: fit on 90 % of the training rows of a split, score the other 10 %.
+
+    python scripts/inner_uci.py --data data/uci --set concrete --splits 0 1 [--set-option max_epochs=100]
+
+This is how the rule of the default preset was chosen; `scripts/reproduce_uci.py` then measures it on the test rows.
+"""
+
+import argparse
+import json
+import time
+from typing import Any
+
+import numpy as np
+
+from marigold_uq.data.uci import UCIDataset
+from marigold_uq.evaluation.tabular.scores import score_rows
+from marigold_uq.tabular import DiffusionRegressor
+
+HELD_OUT = 0.1
+
+
+def main() -> None:
+    """One line of JSON per split."""
+    arguments = parse_arguments()
+    dataset = UCIDataset.load(arguments.data, arguments.set)
+    for number in arguments.splits:
+        split = dataset.split(number)
+        scores = judge(split.train_features, split.train_targets, number, dict(arguments.set_option))
+        print(json.dumps({"set": arguments.set, "split": number, **scores}), flush=True)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True, help="folder with one folder per set")
+    parser.add_argument("--set", required=True, help="name of a set")
+    parser.add_argument("--splits", type=int, nargs="+", default=[0], help="splits whose training rows are used")
+    parser.add_argument("--set-option", type=option, nargs="*", default=[], help="NAME=VALUE of DiffusionRegressor")
+    return parser.parse_args()
+
+
+def option(text: str) -> tuple[str, Any]:
+    """`max_epochs=100` as a name and a JSON value; what is no JSON is text."""
+    name, _, value = text.partition("=")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
+
+
+def judge(features: np.ndarray, targets: np.ndarray, seed: int, options: dict[str, Any]) -> dict[str, Any]:
+    """Scores on held-out training rows, processor seconds, and the weights of the experts."""
+    order = np.random.default_rng(100 + seed).permutation(len(features))
+    held_out, train = np.split(order, [int(HELD_OUT * len(order))])
+    start = time.process_time()
+    model = DiffusionRegressor(random_state=seed, **options).fit(features[train], targets[train])
+    fitted = time.process_time()
+    samples = model.sample(features[held_out], 100)
+    sampled = time.process_time()
+    scores = score_rows(samples, targets[held_out], target_scale=float(targets[train].std()))
+    kept = {name: scores[name] for name in ("num_rows", "crps", "rmse", "coverage_95", "width_95")}
+    weights = getattr(model.pipeline_.baseline, "weights", None)
+    return {
+        **{name: float(f"{value:.5g}") for name, value in kept.items()},
+        "fit_cpu_seconds": round(fitted - start, 1),
+        "sample_cpu_seconds": round(sampled - fitted, 1),
+        "expert_weights": None if weights is None else weights[0, :, 0].numpy().round(2).tolist(),
+        "epochs": model.n_epochs_,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""train_tabular.py and eval_tabular.py, as they are called."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from tiny_sets import ROOT, load_script, write_set
+
+from marigold_uq.data.tables import TableError, TableSource, read_table
+from marigold_uq.pipelines.tabular import TabularRegressionPipeline
+
+QUICK = ["max_epochs=3", "num_members=2", "baseline=none", "num_inference_steps=3", "n_samples=20"]
+FLAGS = [part for entry in QUICK for part in (f"--model.{entry.split('=')[0]}", entry.split("=")[1])]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same rows as CSV (with a text column), npz and a UCI folder."""
+    root = tmp_path_factory.mktemp("tables")
+    write_set(root, "toy")
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(250, 2))
+    y = x[:, 0] + 0.1 * rng.normal(size=250)
+    np.savez(root / "rows.npz", X=x, y=y, w=np.ones(250))
+    lines = ["size,colour,weight,price"]
+    lines += [f"{a},{'red' if b > 0 else 'blue'},1,{c}" for (a, b), c in zip(x, y, strict=True)]
+    (root / "rows.csv").write_text("\n".join(lines) + "\n")
+    return root
+
+
+def test_tables_are_read_from_csv_npz_and_uci_folders(files: Path) -> None:
+    pytest.importorskip("pandas")
+    table = read_table(TableSource(files / "rows.csv", ["price"], weight="weight"))
+    assert table.feature_names == ["size", "colour"]
+    assert table.targets.shape == (250,)
+    assert table.weights is not None
+    both = read_table(TableSource(files / "rows.csv", ["price", "size"], features=["colour"]))
+    assert both.targets.shape == (250, 2)
+    assert read_table(TableSource(files / "rows.npz", weight="w")).features.shape == (250, 2)
+    assert len(read_table(TableSource(files / "toy", part="test")).targets) == 6
+    assert len(read_table(TableSource(files / "toy", split=1)).targets) == 54
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (TableSource(Path("rows.txt")), "neither a .csv"),
+        (TableSource(Path("none.csv"), ["price"]), "no file"),
+        (TableSource(Path("rows.csv")), "which column"),
+        (TableSource(Path("rows.csv"), ["cost"]), "no column cost; it has size, colour, weight, price"),
+        (TableSource(Path("rows.csv"), ["price"], features=["price"]), "price is both"),
+        (TableSource(Path("rows.npz"), weight="v"), "no array v; it has X, y, w"),
+    ],
+)
+def test_wrong_sources_are_explained(files: Path, source: TableSource, message: str) -> None:
+    pytest.importorskip("pandas")
+    with pytest.raises(TableError, match=message):
+        read_table(TableSource(files / source.path, source.target, source.features, source.weight))
+
+
+def test_a_trained_table_is_saved_scored_and_never_overwritten(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pandas")
+    train, evaluate = load_script("train/train_tabular.py"), load_script("eval/eval_tabular.py")
+    rows = ["--data.path", str(files / "rows.csv"), "--data.target", "[price]", "--data.weight", "weight"]
+    run = tmp_path / "run"
+    assert train.main([*rows, *FLAGS, "--model.calibration_fraction", "0.2", "--output", str(run)]) == 0
+    assert yaml.safe_load((run / "config.yaml").read_text())["model"]["max_epochs"] == 3
+    described = json.loads((run / "run.json").read_text())
+    assert described["feature_names"] == ["size", "colour"]
+    assert described["recipe"]["num_members"] == 2
+    assert isinstance(TabularRegressionPipeline.from_pretrained(run / "model"), TabularRegressionPipeline)
+    assert train.main([*rows, *FLAGS, "--output", str(run)]) == 2
+    assert "nothing is overwritten" in capsys.readouterr().err
+
+    scores = ["--run", str(run), *rows, "--output", str(tmp_path / "scores")]
+    assert evaluate.main(scores) == 0
+    metrics = json.loads((tmp_path / "scores" / "metrics.json").read_text())["metrics"]
+    assert metrics["interval_coverage_95"]["value"] > 0.8  # of the training rows: sd of 250 rows .014
+    assert metrics["rmse"]["value"] < 2
+    assert (tmp_path / "scores" / "calibration.png").stat().st_size > 0
+    assert "| crps |" in (tmp_path / "scores" / "metrics.md").read_text()
+    assert evaluate.main(scores) == 2
+    assert "holds an evaluation" in capsys.readouterr().err
+
+
+def test_all_splits_of_a_set_are_fitted_and_scored(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluate = load_script("eval/eval_tabular.py")
+    quick = [part for entry in QUICK[:-1] for part in (f"--model.{entry.split('=')[0]}", entry.split("=")[1])]
+    arguments = ["--uci.root", str(files), "--uci.name", "toy", *quick, "--num_samples", "20"]
+    config = str(ROOT / "configs" / "tabular" / "paper.yaml")
+    assert evaluate.main(["--config", config, *arguments, "--output", str(tmp_path / "out")]) == 0
+    result = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert result["num_splits"] == 2
+    assert result["metrics"]["crps"]["standard_error"] > 0
+    assert result["predictor"]["model"]["noise_family"] == "gaussian"
+    assert evaluate.main(["--output", str(tmp_path / "nothing")]) == 2
+    assert "give --run and --data.path" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "tabular").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_config_is_read_by_both_commands(path: Path) -> None:
+    for script in ("train/train_tabular.py", "eval/eval_tabular.py"):
+        flags = ["--config", str(path), "--output", "out"] + (["--data.path", "a.csv"] if "train" in script else [])
+        values = load_script(script).make_parser().parse_args(flags)
+        assert values.model.preset == yaml.safe_load(path.read_text())["model"]["preset"]

@@ -1,0 +1,39 @@
+"""Small sets in the layout of the UCI folders, and scripts as modules."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+ROOT = Path(__file__).parents[2]
+
+
+def write_set(root: Path, name: str, *, rows: int = 60, num_splits: int = 2) -> Path:
+    """A set with 3 features and y = x_0 - x_1^2 + noise; a tenth of the rows is each split's test set."""
+    folder = root / name
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(rows, 3))
+    y = 3 + x[:, 0] - x[:, 1] ** 2 + 0.3 * rng.normal(size=rows)
+    np.savetxt(folder / "data.txt", np.c_[x, y])
+    (folder / "index_features.txt").write_text("0\n1\n2\n")
+    (folder / "index_target.txt").write_text("3\n")
+    (folder / "n_splits.txt").write_text(f"{num_splits}\n")
+    for split in range(num_splits):
+        order = rng.permutation(rows)
+        np.savetxt(folder / f"index_test_{split}.txt", order[: rows // 10], fmt="%d")
+        np.savetxt(folder / f"index_train_{split}.txt", order[rows // 10 :], fmt="%d")
+    return root
+
+
+def load_script(path: str) -> ModuleType:
+    """A script of the repository as a module."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
