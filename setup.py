@@ -5,13 +5,13 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 EXR, HDF5, LORA, SCENES, TRACKING = ["OpenEXR>=3.3"], ["h5py"], ["peft"], ["scikit-image"], ["tensorboard"]
-FIELDS, SKPRO = [*HDF5, "xarray", "zarr>=3", "netCDF4"], ["skpro>=2.9"]
-TEST = ["pytest>=8", "pandas", "scoringrules>=0.8,<0.11", *EXR, *FIELDS, *LORA, *SCENES, *SKPRO, *TRACKING]
+WEATHER, SKPRO = ["xarray", "zarr>=3", "netCDF4", "fsspec"], ["skpro>=2.9"]
+TEST = ["pytest>=8", "pandas", "scoringrules>=0.8,<0.11", *EXR, *HDF5, *LORA, *SCENES, *SKPRO, *TRACKING, *WEATHER]
 EXTRAS = {
     "test": TEST,
     "dev": [*TEST, "ruff==0.17.4", "mypy>=1.15", "pre-commit"],
     "exr": EXR,
-    "fields": FIELDS,
+    "fields": HDF5,
     "hypersim": HDF5,
     "huggingface": ["datasets"],
     "lora": LORA,
@@ -19,6 +19,7 @@ EXTRAS = {
     "scenes": SCENES,
     "skpro": SKPRO,
     "tracking": TRACKING,
+    "weather": WEATHER,
 }
 
 setup(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from marigold_uq.data.synthetic import ProceduralScenes
     from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
+    from marigold_uq.pipelines.field import FieldForecastPipeline
     from marigold_uq.pipelines.tabular import TabularRegressionPipeline
     from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
     from marigold_uq.tabular.regressor import DiffusionRegressor
@@ -20,6 +21,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "DiffusionRegressor": "marigold_uq.tabular.regressor",
     "DistributionalDDIMScheduler": "marigold_uq.schedulers.scheduling_distributional_ddim",
+    "FieldForecastPipeline": "marigold_uq.pipelines.field",
     "MarigoldUQDepthPipeline": "marigold_uq.pipelines.depth",
     "ProceduralScenes": "marigold_uq.data.synthetic",
     "TabularRegressionPipeline": "marigold_uq.pipelines.tabular",
@@ -29,6 +31,7 @@ _SUBMODULES = ("alignment", "calibration", "distributions", "metrics", "schedule
 __all__ = [
     "DiffusionRegressor",
     "DistributionalDDIMScheduler",
+    "FieldForecastPipeline",
     "MarigoldUQDepthPipeline",
     "ProceduralScenes",
     "TabularRegressionPipeline",

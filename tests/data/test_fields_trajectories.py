@@ -1,11 +1,20 @@
 """Trajectories: splits, statistics, and the samples made of them."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from marigold_uq.data.fields import FieldDataError, FieldStatistics, RandomTransitions, Trajectories, Transitions
+from marigold_uq.data.fields import (
+    FieldDataError,
+    FieldStatistics,
+    RandomTransitions,
+    Trajectories,
+    Transitions,
+    statistics_of,
+)
 
 
 def numbered(count: int = 20, num_states: int = 6, num_points: int = 4) -> Trajectories:
@@ -41,19 +50,20 @@ def test_a_part_that_would_be_empty_is_an_error_unless_it_was_not_asked_for() ->
 
 def test_statistics_are_those_of_the_training_part() -> None:
     split = varying(50).split()
-    statistics = FieldStatistics.of(split.train)
+    statistics = statistics_of(split.train)["u"]
     states = split.train.states.double().numpy()
     assert statistics.mean == pytest.approx(states.mean())
     assert statistics.std == pytest.approx(states.std(ddof=1))
+    assert statistics.increment_mean == pytest.approx(np.diff(states, axis=1).mean())
     assert statistics.increment_std == pytest.approx(np.diff(states, axis=1).std(ddof=1))
     assert FieldStatistics(**statistics.to_dict()) == statistics
     split.test.states.mul_(1000)
-    assert FieldStatistics.of(split.train) == statistics
+    assert statistics_of(split.train)["u"] == statistics
 
 
 def test_normalisation_has_unit_variance_and_is_undone() -> None:
     trajectories = varying(8)
-    states, statistics = trajectories.states, FieldStatistics.of(trajectories)
+    states, statistics = trajectories.states, statistics_of(trajectories)["u"]
     increments = states[:, 1:] - states[:, :-1]
     normalized = statistics.normalize_increment(increments)
     assert float(normalized.std()) == pytest.approx(1, abs=1e-5)
@@ -64,27 +74,40 @@ def test_normalisation_has_unit_variance_and_is_undone() -> None:
 def test_constant_states_cannot_be_scaled() -> None:
     constant = Trajectories(torch.ones(2, 3, 4), np.arange(4.0), np.arange(3.0))
     with pytest.raises(FieldDataError, match="do not vary"):
-        FieldStatistics.of(constant)
+        statistics_of(constant)
 
 
 def test_transitions_are_all_consecutive_triples() -> None:
     dataset = Transitions(numbered(3))
     assert len(dataset) == 3 * 4
     sample = dataset[5]  # second trajectory, its second transition
-    assert (sample["trajectory"], sample["step"]) == (1, 3)
-    assert sample["history"][:, 0].tolist() == [101, 102]
-    assert sample["target"].shape == (1, 4)
-    assert sample["target"][0, 0] == 103
+    assert sample["name"] == "sequence 1, state 3"
+    assert sample["time"] == 1.0  # of the last state of the history
+    assert sample["history"][:, 0, 0].tolist() == [101, 102]
+    assert sample["future"].shape == (1, 1, 4)
+    assert sample["future"][0, 0, 0] == 103
     with pytest.raises(IndexError):
         dataset[12]
     batch = next(iter(DataLoader(dataset, batch_size=4)))
-    assert batch["history"].shape == (4, 2, 4)
+    assert batch["history"].shape == (4, 2, 1, 4)
+
+
+def test_longer_windows_hold_the_states_that_follow() -> None:
+    dataset = Transitions(numbered(3), num_leads=3, stride=2)
+    assert len(dataset) == 3  # states 2..4, and 5 states do not leave room for a second
+    assert dataset[2]["future"][:, 0, 0].tolist() == [202, 203, 204]
 
 
 def test_a_sample_can_be_changed_without_changing_the_data() -> None:
     dataset = Transitions(numbered(2))
     dataset[0]["history"].zero_()
-    assert dataset[0]["history"][1, 0] == 1
+    assert dataset[0]["history"][1, 0, 0] == 1
+
+
+def _place(sample: dict[str, Any]) -> tuple[int, int]:
+    """Trajectory and step, from the numbers in the target."""
+    trajectory, step = divmod(int(sample["future"][0, 0, 0]), 100)
+    return trajectory, step
 
 
 def test_random_transitions_visit_each_trajectory_once_per_epoch_at_other_times() -> None:
@@ -92,7 +115,7 @@ def test_random_transitions_visit_each_trajectory_once_per_epoch_at_other_times(
     epochs = []
     for epoch in (0, 1, 0):
         dataset.set_epoch(epoch)
-        epochs.append([(s["trajectory"], s["step"]) for s in (dataset[i] for i in range(len(dataset)))])
+        epochs.append([_place(dataset[i]) for i in range(len(dataset))])
     assert epochs[0] == epochs[2]
     assert [t for t, _ in epochs[0]] != [t for t, _ in epochs[1]]
     assert sorted(t for t, _ in epochs[0]) == list(range(40))

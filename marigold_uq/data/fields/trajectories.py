@@ -1,7 +1,7 @@
-"""Trajectories of a scalar field on a grid: validation, splits by trajectory, statistics of the training part."""
+"""Trajectories of a scalar field on a grid: validation and splits by trajectory."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from marigold_uq.data.fields.equation import FieldDataError, Floats
-
-GRID_TOLERANCE = 1e-4  # of a spacing: coordinates stored as float32 are not exactly equidistant
+from marigold_uq.data.fields.sequences import GRID_TOLERANCE
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,38 @@ class Trajectories:
         """Time between states."""
         return float(self.t[1] - self.t[0])
 
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """One scalar."""
+        return ("u",)
+
+    @property
+    def coordinates(self) -> Mapping[str, Floats]:
+        """The one axis."""
+        return {"x": self.x}
+
+    @property
+    def calendar(self) -> bool:
+        """Times are those of the equation."""
+        return False
+
+    @property
+    def num_sequences(self) -> int:
+        """One per trajectory."""
+        return len(self)
+
+    def times(self, sequence: int) -> Floats:
+        """The same for all."""
+        return self.t
+
+    def read(self, sequence: int, start: int, stop: int) -> Tensor:
+        """States (n, 1, X)."""
+        return self.states[sequence, start:stop].unsqueeze(1)
+
+    def static_fields(self) -> Mapping[str, Tensor]:
+        """None."""
+        return {}
+
     def require_grid(self, x: Floats) -> None:
         """Raise unless these trajectories live on the points `x`."""
         spacing = float(self.x[1] - self.x[0])
@@ -87,45 +118,6 @@ class Split(NamedTuple):
     train: Trajectories
     validation: Trajectories
     test: Trajectories
-
-
-@dataclass(frozen=True)
-class FieldStatistics:
-    """Mean and standard deviation of the states and of the increments u_s - u_{s-1}; one number each."""
-
-    mean: float
-    std: float
-    increment_mean: float
-    increment_std: float
-
-    @classmethod
-    def of(cls, train: Trajectories) -> "FieldStatistics":
-        """Over all points, times and trajectories of the *training* part; sums in float64."""
-        states = train.states.double()
-        increments = states[:, 1:] - states[:, :-1]
-        values = (states.mean(), states.std(), increments.mean(), increments.std())
-        statistics = cls(*(float(value) for value in values))
-        if not (statistics.std > 0 and statistics.increment_std > 0):
-            raise FieldDataError(
-                f"{train.source}: states or increments do not vary ({statistics}); nothing to scale by"
-            )
-        return statistics
-
-    def normalize_state(self, states: Tensor) -> Tensor:
-        """States with mean 0 and variance 1 over the training part."""
-        return (states - self.mean) / self.std
-
-    def normalize_increment(self, increments: Tensor) -> Tensor:
-        """Increments with mean 0 and variance 1 over the training part."""
-        return (increments - self.increment_mean) / self.increment_std
-
-    def restore_increment(self, normalized: Tensor) -> Tensor:
-        """Undo `normalize_increment`."""
-        return normalized * self.increment_std + self.increment_mean
-
-    def to_dict(self) -> dict[str, float]:
-        """For a config or checkpoint; `FieldStatistics(**stored)` reads it."""
-        return asdict(self)
 
 
 def _require_uniform(source: str, name: str, values: Floats) -> None:

@@ -1,0 +1,44 @@
+"""The mean state as a function of the hour and the season: a few waves per grid point, fitted to the training part."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marigold_uq.data.fields.equation import FieldDataError, Floats
+from marigold_uq.data.fields.sequences import FieldSequences
+
+DAY, YEAR = 86_400.0, 365.2425 * 86_400.0
+NUM_WAVES = 9
+"""1, sine and cosine of the year and of the day, and their four products: days are longer in summer."""
+BLOCK = 256
+
+
+def harmonic_basis(seconds: Floats | Tensor) -> Tensor:
+    """Waves (n, NUM_WAVES), float64, at times (n,) in seconds since 1970."""
+    time = torch.as_tensor(seconds, dtype=torch.float64).reshape(-1)
+    year, day = 2 * torch.pi * (time / YEAR % 1), 2 * torch.pi * (time / DAY % 1)
+    annual, daily = [year.sin(), year.cos()], [day.sin(), day.cos()]
+    products = [a * d for a in annual for d in daily]
+    return torch.stack([torch.ones_like(time), *annual, *daily, *products], 1)
+
+
+def fit_harmonics(train: FieldSequences) -> Tensor:
+    """Coefficients (C, NUM_WAVES, *space), float64, by least squares over all training states; one pass."""
+    if not train.calendar:
+        raise FieldDataError(f"{train.source}: a seasonal mean needs times that are dates")
+    gram = torch.zeros(NUM_WAVES, NUM_WAVES, dtype=torch.float64)
+    moment: Tensor | None = None
+    for sequence in range(train.num_sequences):
+        times = train.times(sequence)
+        for start in range(0, len(times), BLOCK):
+            stop = min(len(times), start + BLOCK)
+            states = train.read(sequence, start, stop).double()  # (n, C, *space)
+            waves = harmonic_basis(np.asarray(times[start:stop]))
+            gram += waves.T @ waves
+            part = waves.T @ states.flatten(1)  # (waves, C space)
+            moment = part if moment is None else moment + part
+            shape = states.shape[1:]
+    assert moment is not None  # sequences have at least two states
+    # A record shorter than a year does not tell the waves apart: the smallest solution is taken.
+    solution = torch.linalg.pinv(gram, hermitian=True, rtol=1e-8) @ moment
+    return solution.reshape(NUM_WAVES, *shape).movedim(0, 1)

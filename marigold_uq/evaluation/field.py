@@ -1,0 +1,236 @@
+"""The evaluation of a forecast model, one step ahead and rolled out: metrics.json, report.md and figures."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from marigold_uq import plotting
+from marigold_uq.data.fields import Transitions, statistics_of
+from marigold_uq.evaluation import field_figures as figures
+from marigold_uq.evaluation.field_forecasters import Climatology, Forecaster, Persistence, PipelineForecaster
+from marigold_uq.evaluation.field_scores import score_forecasts, spread_windows
+from marigold_uq.evaluation.options import plain
+from marigold_uq.evaluation.summary import as_json
+from marigold_uq.export import atomic_path, make_folder
+from marigold_uq.metrics import expected_coverage
+from marigold_uq.pipelines.field import FieldForecastPipeline
+from marigold_uq.training.field_config import FieldData
+from marigold_uq.training.field_data import FieldSplit, open_split, target_hours
+from marigold_uq.training.run_folder import versions
+
+METRICS_FILE, REPORT_FILE = "metrics.json", "report.md"
+SHOWN = ("rmse", "crps", "energy_score", "gaussian_nll", "coverage", "spread_skill_ratio")
+CURVES = ("rmse", "crps", "coverage", "spread_skill_ratio")
+MIN_SCALE_SHARE = 1e-3
+"""The floor of the NLL's standard deviation, as a share of the deviation of the training increments."""
+
+
+@dataclass(frozen=True)
+class FieldEvaluation:
+    """Score forecasts against what happened.
+
+    Args:
+        data: The data the model was trained with; the part `split` is scored.
+        model: Folder or Hub name of a pipeline; or "persistence" or "climatology".
+        output: Folder of the results.
+        split: "test" or "validation".
+        members: Members of each forecast; coverage wants at least 39.
+        steps: Denoising steps; null takes the model's own number.
+        num_one_step: Windows for the one-step scores.
+        num_rollouts: Windows for the rollouts; 0 leaves them out.
+        num_leads: Lead times of a rollout.
+        level: Of the interval behind coverage.
+        seed: Of all members.
+        max_batch_size: Chains per network call; never changes a result beyond rounding.
+        device: Where the network runs.
+        figures: Draw figures.
+    """
+
+    data: FieldData
+    model: str = "persistence"
+    output: Path = Path("runs/field/evaluation")
+    split: Literal["test", "validation"] = "test"
+    members: int = 40
+    steps: int | None = None
+    num_one_step: int = 64
+    num_rollouts: int = 16
+    num_leads: int = 10
+    level: float = 0.95
+    seed: int = 0
+    max_batch_size: int = 128
+    device: str = "cpu"
+    figures: bool = True
+
+
+def evaluate_field(options: FieldEvaluation, *, command: str | None = None) -> dict[str, Any]:
+    """Score, write the results to `options.output`, and return what metrics.json holds; finished ones are returned."""
+    path = options.output / METRICS_FILE
+    if path.exists():
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        if stored["config"] != json.loads(json.dumps(plain(options))):
+            raise FileExistsError(f"{path} is of other options: remove it or choose another output")
+        return stored
+    split = open_split(options.data)
+    forecaster = make_forecaster(options, split)
+    results = score_split(forecaster, options, split)
+    return write_results(results, options, forecaster, split, command)
+
+
+def make_forecaster(options: FieldEvaluation, split: FieldSplit) -> Forecaster:
+    """The model or baseline that the options name, checked against the data."""
+    if options.model == "persistence":
+        return Persistence()
+    if options.model == "climatology":
+        return Climatology(split.train, num_members=options.members, seed=options.seed)
+    pipeline = FieldForecastPipeline.from_pretrained(options.model).to(options.device)
+    pipeline.encoder.require_data(getattr(split, options.split))
+    return PipelineForecaster(
+        pipeline,
+        num_members=options.members,
+        num_steps=options.steps,
+        seed=options.seed,
+        max_batch_size=options.max_batch_size,
+        name=options.model,
+    )
+
+
+def score_split(forecaster: Forecaster, options: FieldEvaluation, split: FieldSplit) -> dict[str, dict[str, Any]]:
+    """One-step and rollout scores: part -> metric -> {value (L, ...), standard_error, num_samples}, plain numbers."""
+    sequences = getattr(split, options.split)
+    pipeline = getattr(forecaster, "pipeline", None)
+    select = {} if pipeline is None else {"select_targets": pipeline.encoder.select_targets}
+    history = 2 if pipeline is None else pipeline.encoder.config.num_history
+    spread = max(one.increment_std for one in statistics_of(split.train).values())
+    leads = {"one_step": (1, options.num_one_step), "rollout": (options.num_leads, options.num_rollouts)}
+    results = {}
+    for part, (num_leads, count) in leads.items():
+        if count == 0:
+            continue
+        hours = target_hours(options.data)
+        windows = Transitions(sequences, num_history=history, num_leads=num_leads, target_hours=hours)
+        found = score_forecasts(
+            forecaster,
+            windows,
+            spread_windows(count, len(windows)),
+            min_scale=MIN_SCALE_SHARE * spread,
+            level=options.level,
+            **select,
+        )
+        results[part] = as_json(found)
+    return results
+
+
+def write_results(
+    results: Mapping[str, Mapping[str, Any]],
+    options: FieldEvaluation,
+    forecaster: Forecaster,
+    split: FieldSplit,
+    command: str | None,
+) -> dict[str, Any]:
+    """metrics.json comes last and marks the end."""
+    one_step = {
+        name: {key: _first(value) for key, value in entry.items()}
+        for name, entry in results["one_step"].items()
+        if name in SHOWN
+    }
+    honest = expected_coverage(options.members, options.level) if options.members > 1 else None
+    metrics: dict[str, Any] = {
+        "format": "marigold_uq evaluation 1",
+        "task": "field",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": command,
+        "predictor": {"name": forecaster.name, "model": options.model, "members": options.members},
+        "data": {"name": split.test.source, "title": Path(split.test.source).stem},
+        "num_samples": options.num_one_step,
+        "expected_coverage": honest,
+        "lead_time_step": split.test.time_step,
+        "metrics": one_step,
+        **results,
+        "config": json.loads(json.dumps(plain(options))),
+        "versions": versions(),
+    }
+    make_folder(options.output)
+    if options.figures:
+        draw_figures({forecaster.name: metrics}, options.output)
+    _write(options.output / REPORT_FILE, report({forecaster.name: metrics}))
+    _write(options.output / METRICS_FILE, json.dumps(metrics, indent=1, allow_nan=False) + "\n")
+    return metrics
+
+
+def report(models: Mapping[str, Mapping[str, Any]], leads: Sequence[int] | None = None) -> str:
+    """Tables in Markdown: one step ahead, and at some lead times of the rollout."""
+    parts = ["## One step ahead\n", table(models, "one_step", 0)]
+    for lead in leads or _some_leads(models):
+        parts += [f"\n## Rollout, lead time {lead}\n", table(models, "rollout", lead - 1)]
+    return "\n".join(parts) + "\n"
+
+
+def table(models: Mapping[str, Mapping[str, Any]], part: str, lead: int) -> str:
+    """A row per model, its standard error behind each number."""
+    lines = ["| model | " + " | ".join(SHOWN) + " |", "|---" * (1 + len(SHOWN)) + "|"]
+    for name, metrics in models.items():
+        cells = [_cell(metrics.get(part, {}).get(metric), lead) for metric in SHOWN]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def draw_figures(models: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
+    """Scores against lead time for all models; spectra and ranks of the last one."""
+    rolled = {name: metrics["rollout"] for name, metrics in models.items() if "rollout" in metrics}
+    if not rolled:
+        return
+    any_model = next(iter(models.values()))
+    num_leads = len(next(iter(rolled.values()))["rmse"]["value"])
+    step = any_model["lead_time_step"]
+    values = {
+        metric: {name: one[metric]["value"] for name, one in rolled.items() if metric in one} for metric in CURVES
+    }
+    shown = {metric: curves for metric, curves in values.items() if curves}
+    times = [step * lead for lead in range(1, num_leads + 1)]
+    calendar = step >= 3600
+    figure = figures.lead_time_curves(
+        shown,
+        [time / 86_400 for time in times] if calendar else times,
+        unit="(days)" if calendar else "",
+        expected_coverage=any_model["expected_coverage"],
+    )
+    plotting.save_figure(figure, folder / "lead_times.png", overwrite=True)
+    name, last = list(rolled.items())[-1]
+    chosen = sorted({0, num_leads // 2, num_leads - 1})
+    labels = {"spectrum_target": "truth", "spectrum_members": "members", "spectrum_mean": "ensemble mean"}
+    spectra = {
+        f"{name}, lead time {lead + 1}": {label: last[key]["value"][lead] for key, label in labels.items()}
+        for lead in chosen
+    }
+    plotting.save_figure(figures.spectrum_plot(spectra), folder / "spectra.png", overwrite=True)
+    if "rank_histogram" in last:
+        ranks = plotting.pit_histogram(last["rank_histogram"]["value"][0], label="rank")
+        plotting.save_figure(ranks, folder / "ranks.png", overwrite=True)
+
+
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, list) else value
+
+
+def _some_leads(models: Mapping[str, Mapping[str, Any]]) -> list[int]:
+    lengths = [len(metrics["rollout"]["rmse"]["value"]) for metrics in models.values() if "rollout" in metrics]
+    return sorted({1, (max(lengths) + 1) // 2, max(lengths)}) if lengths else []
+
+
+def _cell(entry: Mapping[str, Any] | None, lead: int) -> str:
+    if entry is None or entry["value"][lead] is None:
+        return ""
+    error = entry["standard_error"][lead]
+    return f"{entry['value'][lead]:.4g}" + ("" if error is None else f" ± {error:.1g}")
+
+
+def _write(path: Path, text: str) -> None:
+    with atomic_path(path, overwrite=True) as temporary:
+        os.makedirs(temporary.parent, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")

@@ -1,0 +1,170 @@
+"""Figures of forecasts: scores against lead time, spectra, ranks, maps and space-time pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
+from numpy.typing import ArrayLike
+
+from marigold_uq.plotting import COLORS, REFERENCE
+
+Curves = Mapping[str, Sequence[float]]
+COVERAGE, RATIO = "coverage", "spread_skill_ratio"
+TITLES = {
+    "rmse": "RMSE of the mean",
+    "crps": "CRPS",
+    "energy_score": "energy score",
+    COVERAGE: "coverage of the 95 % interval",
+    RATIO: "spread / skill",
+    "gaussian_nll": "Gaussian NLL",
+}
+
+
+def lead_time_curves(
+    values: Mapping[str, Curves], lead_times: Sequence[float], *, unit: str = "", expected_coverage: float | None = None
+) -> Figure:
+    """One panel per metric (metric -> model -> value per lead time), one line per model."""
+    figure = Figure(figsize=(3.6 * len(values), 3.2), layout="constrained")
+    for axes, (metric, curves) in zip(np.atleast_1d(figure.subplots(1, len(values))), values.items(), strict=True):
+        _clean(axes)
+        for place, (label, line) in enumerate(curves.items()):
+            style = "-" if place < len(COLORS) else "--"
+            axes.plot(lead_times, line, style, marker="o", markersize=3, color=COLORS[place % len(COLORS)], label=label)
+        level = {COVERAGE: expected_coverage, RATIO: 1.0}.get(metric)
+        if level is not None:
+            axes.axhline(level, linestyle=":", label="honest", **REFERENCE)
+        axes.set_title(TITLES.get(metric, metric), fontsize=10)
+        axes.set_xlabel(f"lead time {unit}".strip(), fontsize=9)
+        if metric not in (COVERAGE, RATIO, "gaussian_nll"):
+            axes.set_ylim(bottom=0)
+    figure.axes[0].legend(frameon=False, fontsize=7)
+    return figure
+
+
+def spectrum_plot(spectra: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
+    """One panel per lead time: label -> power per wave number."""
+    figure = Figure(figsize=(3.8 * len(spectra), 3.2), layout="constrained")
+    panels = np.atleast_1d(figure.subplots(1, len(spectra), sharey=True))
+    for axes, (title, curves) in zip(panels, spectra.items(), strict=True):
+        _clean(axes)
+        for color, (label, power) in zip(COLORS, curves.items(), strict=False):
+            axes.loglog(range(1, len(power)), power[1:], color=color, label=label)
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("wave number", fontsize=9)
+        for axis in (axes.xaxis, axes.yaxis):
+            _plain_numbers(axis)
+    panels[0].set_ylabel("power", fontsize=9)
+    panels[0].legend(frameon=False, fontsize=8)
+    return figure
+
+
+def field_panels(
+    panels: Mapping[str, ArrayLike],
+    *,
+    extent: tuple[float, float, float, float],
+    shared: Mapping[str, Sequence[str]] | None = None,
+    columns: int = 2,
+    labels: tuple[str, str] = ("", ""),
+    unit: str = "",
+    flip: bool = False,
+) -> Figure:
+    """Pictures (H, W) side by side, each with its colour bar; panels named in one group of `shared` share its limits.
+
+    Args:
+        panels: Title -> values.
+        extent: Left, right, bottom, top of the axes.
+        shared: Group -> titles with common limits; group "sequential" and others that are not signed start at 0.
+        columns: Per row.
+        labels: Of the horizontal and vertical axis.
+        unit: Of the values.
+        flip: The first row of the values is at the top (latitudes from north to south).
+    """
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(4.6 * columns, 2.7 * rows), layout="constrained")
+    grid = np.atleast_1d(figure.subplots(rows, columns, sharex=True, sharey=True)).ravel()
+    limits = _limits(panels, shared or {})
+    for axes, (title, values) in zip(grid, panels.items(), strict=False):
+        low, high, colors = limits[title]
+        origin = "upper" if flip else "lower"
+        image: Any = axes.imshow(
+            np.asarray(values), extent=extent, origin=origin, aspect="auto", vmin=low, vmax=high, cmap=colors
+        )
+        axes.set_title(title, fontsize=9)
+        axes.tick_params(labelsize=7)
+        figure.colorbar(image, ax=axes, label=unit)
+    for axes in grid[len(panels) :]:
+        axes.set_visible(False)
+    for axes in grid[-columns:]:
+        axes.set_xlabel(labels[0], fontsize=8)
+    grid[0].set_ylabel(labels[1], fontsize=8)
+    return figure
+
+
+def _limits(
+    panels: Mapping[str, ArrayLike], shared: Mapping[str, Sequence[str]]
+) -> dict[str, tuple[float, float, str]]:
+    """Lowest and highest value and colours of each panel; a spread (never negative, near 0) is sequential from 0."""
+    groups = {title: [other for names in shared.values() if title in names for other in names] for title in panels}
+    found = {}
+    for title, values in panels.items():
+        members = [np.asarray(panels[name]) for name in groups[title] if name in panels] or [np.asarray(values)]
+        low, high = min(float(m.min()) for m in members), max(float(m.max()) for m in members)
+        if low >= 0 and low < 0.5 * high:
+            found[title] = (0.0, high, "magma")
+        elif low < 0 < high and max(-low, high) < 4 * min(-low, high):
+            bound = max(-low, high)
+            found[title] = (-bound, bound, "RdBu_r")
+        else:
+            found[title] = (low, high, "viridis")
+    return found
+
+
+def matrix_panels(matrices: Mapping[str, ArrayLike], *, columns: int = 4) -> Figure:
+    """Correlation matrices, all from -1 to 1."""
+    rows = -(-len(matrices) // columns)
+    figure = Figure(figsize=(2.6 * columns + 0.6, 2.6 * rows), layout="constrained")
+    grid = np.atleast_1d(figure.subplots(rows, columns)).ravel()
+    image: Any = None
+    for axes, (title, values) in zip(grid, matrices.items(), strict=False):
+        image = axes.imshow(np.asarray(values), vmin=-1, vmax=1, cmap="RdBu_r")
+        axes.set_title(title, fontsize=8)
+        axes.set_xticks([])
+        axes.set_yticks([])
+    for axes in grid[len(matrices) :]:
+        axes.set_visible(False)
+    figure.colorbar(image, ax=list(grid), label="correlation", shrink=0.8)
+    return figure
+
+
+def parameter_curves(
+    curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, xlabel: str, ylabel: str, logarithmic: bool = True
+) -> Figure:
+    """Label -> (parameter, score): tau curves, or CRPS against the number of steps."""
+    figure = Figure(figsize=(5.2, 3.6), layout="constrained")
+    axes = figure.subplots()
+    _clean(axes)
+    for place, (label, (x, y)) in enumerate(curves.items()):
+        style = "-" if place < len(COLORS) else "--"
+        axes.plot(x, y, style, marker="o", markersize=4, color=COLORS[place % len(COLORS)], label=label)
+    if logarithmic:
+        axes.set_xscale("log")
+        _plain_numbers(axes.xaxis)
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _plain_numbers(axis: Any) -> None:
+    """0.01, not a power in mathematical type, which needs fonts of its own."""
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _clean(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=8)

@@ -1,0 +1,195 @@
+"""Train, score, calibrate and score again: the stages of one model of a study, each kept on disk and never redone."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from marigold_uq.data.fields import Transitions, statistics_of
+from marigold_uq.evaluation.field import FieldEvaluation, evaluate_field
+from marigold_uq.evaluation.field_calibration import CalibrationOptions, calibrate_field
+from marigold_uq.evaluation.field_forecasters import PipelineForecaster
+from marigold_uq.evaluation.field_scores import score_forecasts, spread_windows
+from marigold_uq.evaluation.summary import as_json
+from marigold_uq.export import atomic_path
+from marigold_uq.pipelines.field import FieldForecastPipeline
+from marigold_uq.training.field_command import read_config
+from marigold_uq.training.field_data import open_split, target_hours
+from marigold_uq.training.field_run import train_field
+from marigold_uq.training.run_folder import replacing_folder
+
+FAMILY = "--model.noise_family"
+FILE_UNSAFE = r"[^\w.]+"
+VARIANTS: dict[str, list[str]] = {
+    "point": [FAMILY, "point"],
+    "gaussian": [FAMILY, "gaussian"],
+    "gaussian_log": [FAMILY, "gaussian", "--objective.score", "log"],
+    "mixture": [FAMILY, "mixture", "--model.num_components", "3"],
+    "low_rank_kernel": [FAMILY, "low_rank", "--model.rank", "1", "--objective.score", "kernel"],
+    "low_rank_projected": [FAMILY, "low_rank", "--model.rank", "1", "--objective.score", "projected"],
+    "cholesky_kernel": [FAMILY, "cholesky", "--objective.score", "kernel"],
+    "cholesky_energy": [FAMILY, "cholesky", "--objective.score", "energy"],
+    "sample": [FAMILY, "sample", "--objective.num_draws", "2"],
+    "one_pass": [
+        FAMILY, "sample", "--model.prediction_type", "sample",
+        "--objective.score", "crps", "--objective.num_draws", "3",
+        "--model.num_train_timesteps", "1", "--model.beta_start", "0.9999", "--model.beta_end", "0.9999",
+        "--model.zero_terminal_snr", "false", "--model.default_num_inference_steps", "1",
+    ],
+}  # fmt: skip
+"""What a model is called in the tables -> how its config differs from the task's."""
+
+
+@dataclass(frozen=True)
+class StudyTask:
+    """A task of a study and what is spent on it.
+
+    Args:
+        name: In tables and folders.
+        arguments: `train_field.py`'s, for instance --config and the path of the data.
+        evaluation: How models are scored; model, data and output are filled in.
+        calibration: How they are calibrated.
+        raw_rollouts: Whether rollouts are also scored before calibration.
+        curve_steps: Numbers of steps of the few-steps curve.
+        curve_windows: Windows behind it.
+    """
+
+    name: str
+    arguments: Sequence[str]
+    evaluation: Mapping[str, Any] = field(default_factory=dict)
+    calibration: CalibrationOptions = field(default_factory=CalibrationOptions)
+    raw_rollouts: bool = True
+    curve_steps: Sequence[int] = (1, 2, 5, 10, 50)
+    curve_windows: int = 24
+
+
+@dataclass(frozen=True)
+class ModelRun:
+    """One model: a task, a variant, a seed, and the folder of its results.
+
+    `extra` changes its config further; such a model has a `label` of its own.
+    """
+
+    task: StudyTask
+    variant: str
+    seed: int
+    root: Path
+    extra: Sequence[str] = ()
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """In tables and folders."""
+        return self.label or self.variant
+
+    @property
+    def folder(self) -> Path:
+        """Of everything about this model."""
+        return self.root / self.task.name / f"{re.sub(FILE_UNSAFE, '_', self.name)}-{self.seed}"
+
+    @property
+    def arguments(self) -> list[str]:
+        """The command line of its training."""
+        own = ["--training.seed", str(self.seed), "--training.output", str(self.folder)]
+        return [*self.task.arguments, *VARIANTS[self.variant], *self.extra, *own]
+
+    def run(self, *, curve: bool = False) -> None:
+        """All stages that are missing."""
+        self.train()
+        self.score("model", "raw", rollouts=self.task.raw_rollouts)
+        self.calibrate()
+        self.score("calibrated", "calibrated_scores", rollouts=True)
+        if curve:
+            self.steps_curve()
+
+    def train(self) -> None:
+        """Go on from the newest checkpoint, to the finished model."""
+        if (self.folder / "model").exists():
+            return
+        if not train_field(*read_config(self.arguments)).finished:
+            raise KeyboardInterrupt(f"{self.folder}: training was interrupted; the same command goes on with it")
+        shutil.rmtree(self.folder / "checkpoints")
+
+    def score(self, model: str, output: str, *, rollouts: bool) -> dict[str, Any]:
+        """One-step and rollout scores of a model folder on the test part."""
+        settings = dict(self.task.evaluation) if rollouts else {**self.task.evaluation, "num_rollouts": 0}
+        options = FieldEvaluation(
+            data=self._config().data, model=str(self.folder / model), output=self.folder / output, **settings
+        )
+        return evaluate_field(options)
+
+    def _config(self) -> Any:
+        return read_config(self.arguments)[0]
+
+    def calibrate(self) -> None:
+        """Choose on the validation part; the calibrated pipeline appears beside the model."""
+        if (self.folder / "calibrated").exists():
+            return
+        config = self._config()
+        split = open_split(config.data)
+        pipeline = load_quietly(self.folder / "model")
+        found = calibrate_field(
+            pipeline, split.validation, self.task.calibration, target_hours=target_hours(config.data)
+        )
+        write_json(self.folder / "calibration.json", found)
+        with replacing_folder(self.folder / "calibrated") as temporary:
+            pipeline.save_pretrained(temporary)
+
+    def steps_curve(self) -> dict[str, Any]:
+        """One-step scores on the test part for several numbers of denoising steps, before calibration."""
+        path = self.folder / "steps.json"
+        if path.exists():
+            return json.loads(path.read_text(encoding="utf-8"))
+        config = self._config()
+        split = open_split(config.data)
+        pipeline = load_quietly(self.folder / "model")
+        windows = Transitions(split.test, target_hours=target_hours(config.data))
+        scale = max(one.increment_std for one in statistics_of(split.train).values())
+        last = pipeline.scheduler.config.num_train_timesteps
+        found = {}
+        for steps in sorted({min(steps, last) for steps in self.task.curve_steps}):
+            forecaster = PipelineForecaster(pipeline, num_members=20, num_steps=steps)
+            ids = spread_windows(self.task.curve_windows, len(windows))
+            scores = score_forecasts(
+                forecaster,
+                windows,
+                ids,
+                select_targets=pipeline.encoder.select_targets,
+                min_scale=1e-3 * scale,
+            )
+            found[str(steps)] = as_json({name: scores[name] for name in ("crps", "rmse", "spread_skill_ratio")})
+        write_json(path, found)
+        return found
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """A JSON file of this model, None where it is not there yet."""
+        path = self.folder / name
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def score_baseline(task: StudyTask, name: str, root: Path) -> dict[str, Any]:
+    """Persistence or climatology with the windows of the models."""
+    config, _ = read_config(list(task.arguments))
+    options = FieldEvaluation(data=config.data, model=name, output=root / task.name / name, **task.evaluation)
+    return evaluate_field(replace(options, figures=False))
+
+
+def load_quietly(folder: Path) -> FieldForecastPipeline:
+    """A pipeline from a folder, without progress bars."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pipeline = FieldForecastPipeline.from_pretrained(folder)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write or replace a JSON file."""
+    with atomic_path(path, overwrite=True) as temporary:
+        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,207 @@
+"""Tables and figures of a study of forecast models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from torch.utils.data import default_collate
+
+from marigold_uq import plotting
+from marigold_uq.data.fields import Transitions
+from marigold_uq.denoising import predict_noise
+from marigold_uq.distributions import CholeskyDistribution, LowRankDistribution, NoiseDistribution
+from marigold_uq.evaluation import field_figures as figures
+from marigold_uq.evaluation.field import CURVES, SHOWN
+from marigold_uq.evaluation.field_study import ModelRun, load_quietly
+from marigold_uq.pipelines.field import FieldForecastPipeline
+from marigold_uq.pipelines.field_output import FieldForecast
+from marigold_uq.training.field_command import read_config
+from marigold_uq.training.field_data import open_split
+
+Rows = Mapping[str, Sequence[Mapping[str, Any]]]
+"""Model -> what was measured, one entry per seed."""
+
+
+def collect(runs: Sequence[ModelRun], file: str) -> dict[str, list[dict[str, Any]]]:
+    """Model -> the files of its seeds, of those that are finished."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        content = run.read(file)
+        if content is not None:
+            found.setdefault(run.name, []).append(content)
+    return found
+
+
+def study_table(rows: Rows, part: str, lead: int, metrics: Sequence[str] = SHOWN) -> str:
+    """Markdown: a row per model, means over its seeds, half their range behind ±; `lead` counts from 1."""
+    lines = ["| model | seeds | " + " | ".join(metrics) + " |", "|---" * (2 + len(metrics)) + "|"]
+    for name, seeds in rows.items():
+        cells = [_cell([_value(one, part, metric, lead) for one in seeds]) for metric in metrics]
+        lines.append(f"| {name} | {len(seeds)} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _value(metrics: Mapping[str, Any], part: str, metric: str, lead: int) -> float | None:
+    values = metrics.get(part, {}).get(metric, {}).get("value")
+    return None if values is None or lead > len(values) else values[lead - 1]
+
+
+def _cell(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    half = (max(known) - min(known)) / 2
+    return f"{math.fsum(known) / len(known):.4g}" + (f" ± {half:.1g}" if len(known) > 1 else "")
+
+
+def calibration_table(rows: Rows) -> str:
+    """What was chosen on the validation part, first seed, and the CRPS of every candidate."""
+    lines = ["| model | chosen | steps | tau | CRPS as it is | kappa | tau | coloured, tau |", "|---" * 8 + "|"]
+    for name, seeds in rows.items():
+        best, candidates = seeds[0]["best"], seeds[0]["candidates"]
+        names = ("white, as it is", "white, kappa", "white, tau", "coloured, tau")
+        scores = [min((c["crps"] for c in candidates if c["name"] == n), default=None) for n in names]
+        cells = ["" if score is None else f"{score:.4g}" for score in scores]
+        lines.append(f"| {name} | {best['name']} | {best['steps']} | {best['tau']:.3g} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def lead_time_figure(rows: Rows, time_step: float, expected: float | None) -> Figure:
+    """Scores against lead time, the first seed of every model."""
+    first = {name: seeds[0]["rollout"] for name, seeds in rows.items() if "rollout" in seeds[0]}
+    num_leads = len(next(iter(first.values()))["rmse"]["value"])
+    values = {m: {name: one[m]["value"] for name, one in first.items() if m in one} for m in CURVES}
+    calendar = time_step >= 3600
+    times = [time_step * lead / (86_400 if calendar else 1) for lead in range(1, num_leads + 1)]
+    return figures.lead_time_curves(values, times, unit="(days)" if calendar else "", expected_coverage=expected)
+
+
+def tau_figure(rows: Rows) -> Figure:
+    """CRPS against tau (Appendix D), for the largest number of steps that was tried."""
+    curves = {}
+    for name, seeds in rows.items():
+        candidates = [c for c in seeds[0]["candidates"] if c["name"] == "white, tau"]
+        curve = max(candidates, key=lambda c: c["steps"])["curve"]
+        if len({score for _, score in curve}) > 1:
+            curves[name] = ([tau for tau, _ in curve], [score / min(s for _, s in curve) for _, score in curve])
+    return figures.parameter_curves(curves, xlabel="tau", ylabel="CRPS / best CRPS, validation")
+
+
+def steps_figure(rows: Rows) -> Figure:
+    """CRPS against the number of denoising steps."""
+    curves = {
+        name: ([int(n) for n in seeds[0]], [entry["crps"]["value"][0] for entry in seeds[0].values()])
+        for name, seeds in rows.items()
+    }
+    return figures.parameter_curves(curves, xlabel="denoising steps", ylabel="CRPS, one step ahead, test")
+
+
+def uncertainty_figure(run: ModelRun, num_leads: int, *, index: int = 0, num_members: int = 40) -> Figure:
+    """Truth, mean, spread and epistemic estimate of one forecast (Appendix E), from the calibrated model.
+
+    A line is shown over space and lead time, a map at the last lead time. The spread is what the paper calls aleatoric.
+    """
+    pipeline = load_quietly(run.folder / "calibrated")
+    split = open_split(read_config(run.arguments)[0].data)
+    windows = Transitions(split.test, num_leads=num_leads)
+    batch = default_collate([windows[index]])
+    forecast = pipeline(
+        batch["history"],
+        num_leads,
+        num_members=num_members,
+        time=np.asarray(batch["time"]),
+        generator=torch.Generator().manual_seed(0),
+        output_epistemic=True,
+        output_type="pt",
+    )
+    truth = batch["future"][0, :, 0]
+    values = {"truth": truth, "ensemble mean": forecast.mean[0, :, 0]}
+    assert isinstance(forecast, FieldForecast)
+    assert forecast.epistemic is not None
+    spreads = {"spread (total)": forecast.spread[0, :, 0], "epistemic (head)": forecast.epistemic[0, :, 0]}
+    axes = list(pipeline.encoder.coordinates.items())
+    if len(axes) == 1:
+        return _space_time(values | spreads, axes[0], forecast.lead_times)
+    chosen = {name: field[-1] for name, field in (values | spreads).items()}
+    return _map(chosen, dict(axes), f"{forecast.lead_times[-1] / 3600:g} h ahead")
+
+
+def _space_time(panels: Mapping[str, torch.Tensor], axis: tuple[str, NDArray[Any]], times: NDArray[Any]) -> Figure:
+    name, x = axis
+    step = times[0]
+    return figures.field_panels(
+        {title: field.numpy() for title, field in panels.items()},
+        extent=(float(x[0]), float(x[-1]), float(times[0] - step / 2), float(times[-1] + step / 2)),
+        shared={"states": ["truth", "ensemble mean"]},
+        labels=(name, "lead time"),
+    )
+
+
+def _map(panels: Mapping[str, torch.Tensor], axes: Mapping[str, NDArray[Any]], title: str) -> Figure:
+    latitude, longitude = axes["latitude"], axes["longitude"]
+    low, high = sorted((float(latitude[0]), float(latitude[-1])))
+    figure = figures.field_panels(
+        {f"{name}, {title}" if name == "truth" else name: field.numpy() for name, field in panels.items()},
+        extent=(float(longitude[0]), float(longitude[-1]), low, high),
+        shared={"states": [f"truth, {title}", "ensemble mean"]},
+        labels=("longitude", "latitude"),
+        unit="K",
+        flip=bool(latitude[0] > latitude[-1]),
+    )
+    return figure
+
+
+def correlation_figure(runs: Sequence[ModelRun], timesteps: Sequence[int], *, index: int = 0) -> Figure:
+    """Correlation matrices of joint laws at several timesteps (Appendix A), for one test window."""
+    matrices = {}
+    for run in runs:
+        pipeline = load_quietly(run.folder / "model")
+        split = open_split(read_config(run.arguments)[0].data)
+        for timestep in timesteps:
+            law = _law_at(pipeline, Transitions(split.test), index, timestep)
+            matrices[f"{run.name}, t = {timestep}"] = law_correlation(law)[0].numpy()
+    return figures.matrix_panels(matrices, columns=len(timesteps))
+
+
+@torch.no_grad()
+def _law_at(pipeline: FieldForecastPipeline, windows: Transitions, index: int, timestep: int) -> NoiseDistribution:
+    batch = default_collate([windows[index]])
+    history = batch["history"]
+    x_0 = pipeline.encoder.encode_target(history[:, -1], batch["future"][:, 0])
+    noise = torch.randn(x_0.shape, generator=torch.Generator().manual_seed(0))
+    t = torch.tensor([timestep])
+    x_t = pipeline.scheduler.add_noise(x_0, noise, t)
+    condition = pipeline.encoder.condition(history, batch["time"])
+    return predict_noise(pipeline.denoiser(condition), pipeline.scheduler, x_t, t)
+
+
+def law_correlation(law: NoiseDistribution) -> torch.Tensor:
+    """Correlations (B, D, D) of a joint Gaussian law; for figures of small events."""
+    if isinstance(law, LowRankDistribution):
+        factor = law.cov_factor.flatten(2)  # (B, R, D)
+        covariance = torch.diag_embed(law.cov_diag.flatten(1)) + factor.mT @ factor
+    elif isinstance(law, CholeskyDistribution):
+        covariance = law.scale_tril @ law.scale_tril.mT
+    else:
+        raise TypeError(f"family {law.name!r} has no correlations to show")
+    scale = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+    return covariance / (scale.unsqueeze(-1) * scale.unsqueeze(-2))
+
+
+def save_all(drawings: Mapping[str, Callable[[], Figure]], folder: Path) -> None:
+    """Draw and write each figure; one whose results are not there yet is left out."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, draw in drawings.items():
+        try:
+            figure = draw()
+        except (StopIteration, FileNotFoundError, OSError) as error:
+            print(f"{name}: not yet ({error})")
+            continue
+        plotting.save_figure(figure, folder / f"{name}.png", overwrite=True)

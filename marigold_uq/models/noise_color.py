@@ -1,0 +1,88 @@
+"""Noise coloured by the spectrum of the residual; the module's path is written into checkpoints.
+
+A Gaussian head with independent coordinates draws white noise. Where the residual of its mean is smooth in space, noise
+of the same marginal variance but with the residual's spectrum is nearer to the truth (METHOD: calibration).
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+from diffusers.configuration_utils import ConfigMixin, register_to_config
+from diffusers.models.modeling_utils import ModelMixin
+from torch import Tensor, nn
+
+from marigold_uq.distributions import GaussianDistribution
+from marigold_uq.randomness import Generators, randn
+from marigold_uq.sampling import ReverseStep
+from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
+
+__all__ = ["ColoredSteps", "ModelMixin", "NoiseColor"]
+
+
+class NoiseColor(ModelMixin, ConfigMixin):
+    """Amplitude of each wave per timestep, (T, C, *space as rfftn has it), such that coloured noise has variance 1.
+
+    Correlations wrap around at the edges of the grid, also of one that is not periodic.
+    """
+
+    amplitude: Tensor
+
+    @register_to_config
+    def __init__(self, num_train_timesteps: int = 50, event_shape: Sequence[int] = (1, 8)) -> None:
+        super().__init__()
+        channels, *space = event_shape
+        waves = (*space[:-1], space[-1] // 2 + 1)
+        self.register_buffer("amplitude", torch.ones(num_train_timesteps, channels, *waves))
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """torch's own `to`: diffusers' (0.42) warns of modules to be kept in float32 where there are none."""
+        return nn.Module.to(self, *args, **kwargs)
+
+    @torch.no_grad()
+    def set_power(self, timestep: int, residual: Tensor) -> None:
+        """Take the spectrum of standardised residuals (N, C, *space) for one timestep."""
+        axes = tuple(range(2, residual.ndim))
+        power = torch.fft.rfftn(residual, dim=axes).abs().square().mean(0)  # (C, *waves)
+        # rfftn keeps half of the waves: the others count through their twins
+        twins = torch.full(power.shape[-1:], 2.0)
+        twins[0] = 1.0
+        if residual.shape[-1] % 2 == 0:
+            twins[-1] = 1.0
+        space = tuple(range(1, power.ndim))
+        mean = (power * twins).sum(space, keepdim=True) / math.prod(residual.shape[2:])
+        self.amplitude[timestep] = (power / mean.clamp(min=torch.finfo(power.dtype).tiny)).sqrt()
+
+    def forward(self, white: Tensor, timestep: int) -> Tensor:
+        """White noise (B, C, *space) with the spectrum of this timestep and its variance."""
+        axes = tuple(range(2, white.ndim))
+        waves = torch.fft.rfftn(white, dim=axes) * self.amplitude[timestep].to(white)
+        return torch.fft.irfftn(waves, s=white.shape[2:], dim=axes)
+
+
+class ColoredSteps:
+    """Observer and callback of `reverse_diffusion` that redraws each step with coloured noise.
+
+    x_prev = A x_t + B mu + sqrt(tau) (B s c + sigma z), c coloured and z white: Theorem 1 with the head's share of the
+    noise correlated in space.
+    """
+
+    def __init__(self, color: NoiseColor, generator: Generators) -> None:
+        self.color, self.generator = color, generator
+        self._next: Tensor | None = None
+
+    def observe(self, scheduler: DistributionalDDIMScheduler, step: ReverseStep) -> None:
+        """Note the step; its noise is drawn in `redraw`."""
+        if not isinstance(step.law, GaussianDistribution):
+            raise TypeError(f"coloured noise is for family 'gaussian'; got {step.law.name!r}")
+        c = scheduler.step_coefficients(step.timestep)
+        loc, x_t = step.law.loc, step.x_t.to(step.law.dtype)
+        head, white = (randn((), loc.shape, like=loc, generator=self.generator) for _ in range(2))
+        noise = c.output * step.law.scale * self.color(head, step.timestep) + c.std_dev * white
+        self._next = c.sample * x_t + c.output * loc + math.sqrt(scheduler.config.tau) * noise
+
+    def redraw(self, index: int, timestep: int, x_prev: Tensor) -> Tensor:
+        """The coloured draw instead of the white one."""
+        assert self._next is not None
+        return self._next.to(x_prev)

@@ -1,0 +1,125 @@
+"""A trained weather pipeline as a prognostic model of earth2studio: the methods it calls, no import of it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marigold_uq.data.fields.equation import FieldDataError
+from marigold_uq.data.fields.sequences import require_grid
+from marigold_uq.data.fields.weather import AXES
+from marigold_uq.pipelines.field import FieldForecastPipeline
+from marigold_uq.randomness import member_seed
+
+Coordinates = OrderedDict[str, np.ndarray]
+"""earth2studio's CoordSystem: dimension -> values, in the order of the tensor's axes."""
+NAMES = {"latitude": "lat", "longitude": "lon"}
+TAIL = ("lead_time", "variable", "lat", "lon")
+
+
+class Earth2StudioPrognostic:
+    """`__call__`, `create_iterator`, `input_coords`, `output_coords` and `to`, as `earth2studio.run` expects them.
+
+    Every entry of the leading dimensions (ensemble, time, ...) is one member that draws from its own stream, so an
+    ensemble needs no perturbation of the initial state.
+
+    Args:
+        pipeline: A pipeline on latitude and longitude that predicts all its variables.
+        seed: Of all streams.
+        variable_names: earth2studio's name of each variable where it differs, for instance {"2m_temperature": "t2m"}.
+        num_inference_steps: Denoising steps per lead time; None takes the pipeline's own number.
+    """
+
+    def __init__(
+        self,
+        pipeline: FieldForecastPipeline,
+        *,
+        seed: int = 0,
+        variable_names: dict[str, str] | None = None,
+        num_inference_steps: int | None = None,
+    ) -> None:
+        config = pipeline.encoder.config
+        if tuple(pipeline.encoder.coordinates) != AXES or not config.calendar:
+            raise ValueError("earth2studio's models live on latitude, longitude and dates; this pipeline does not")
+        if list(config.targets) != list(config.variables):
+            raise ValueError(f"a prognostic model predicts all it needs; this one only {list(config.targets)}")
+        self.pipeline, self.seed, self.num_inference_steps = pipeline, seed, num_inference_steps
+        names = variable_names or {}
+        self.variables = np.array([names.get(name, name) for name in config.variables])
+        self.step = np.timedelta64(round(config.time_step), "s").astype("timedelta64[ns]")
+
+    def to(self, device: Any) -> Self:
+        """Move the network."""
+        self.pipeline.to(device)
+        return self
+
+    def input_coords(self) -> Coordinates:
+        """What the model takes: its last states, its variables, its grid."""
+        encoder = self.pipeline.encoder
+        past = np.arange(1 - encoder.config.num_history, 1) * self.step
+        grid = {NAMES[axis]: values for axis, values in encoder.coordinates.items()}
+        return OrderedDict({"batch": np.empty(0), "lead_time": past, "variable": self.variables, **grid})
+
+    def output_coords(self, input_coords: Coordinates) -> Coordinates:
+        """The coordinates after one step; ValueError where the input does not fit."""
+        expected = self.input_coords()
+        missing = [name for name in TAIL if name not in input_coords]
+        if missing or tuple(input_coords)[-4:] != TAIL:
+            raise ValueError(f"coordinates must end in {TAIL}; got {tuple(input_coords)}")
+        if list(input_coords["variable"]) != list(self.variables):
+            raise ValueError(
+                f"variables are {list(self.variables)}, in this order; got {list(input_coords['variable'])}"
+            )
+        lead = np.asarray(input_coords["lead_time"]).astype("timedelta64[ns]")
+        if len(lead) != len(expected["lead_time"]) or (np.diff(lead) != self.step).any():
+            raise ValueError(f"lead_time holds {len(expected['lead_time'])} times, {self.step} apart; got {lead}")
+        names = ("lat", "lon")
+        require_grid(
+            "earth2studio input", {name: input_coords[name] for name in names}, {name: expected[name] for name in names}
+        )
+        return OrderedDict({**input_coords, "lead_time": lead[-1:] + self.step})
+
+    def __call__(self, x: Tensor, coords: Coordinates) -> tuple[Tensor, Coordinates]:
+        """One step: x (..., num_history, variables, lat, lon) -> (..., 1, variables, lat, lon)."""
+        output = self.output_coords(coords)
+        history = x.flatten(0, -5) if x.ndim > 4 else x.unsqueeze(0)
+        new = self._advance(history, self._times(x, coords), self._streams(len(history)))
+        return new.reshape(*x.shape[:-4], 1, *x.shape[-3:]), output
+
+    def create_iterator(self, x: Tensor, coords: Coordinates) -> Iterator[tuple[Tensor, Coordinates]]:
+        """The last state first, then one step after the other, without end."""
+        self.output_coords(coords)
+        yield x[..., -1:, :, :, :], OrderedDict({**coords, "lead_time": np.asarray(coords["lead_time"])[-1:]})
+        history = x.flatten(0, -5) if x.ndim > 4 else x.unsqueeze(0)
+        streams = self._streams(len(history))
+        while True:
+            output = self.output_coords(coords)
+            new = self._advance(history, self._times(x, coords), streams)
+            yield new.reshape(*x.shape[:-4], 1, *x.shape[-3:]), output
+            history = torch.cat([history[:, 1:], new.unsqueeze(1)], 1)
+            coords = OrderedDict({**coords, "lead_time": np.asarray(coords["lead_time"]) + self.step})
+
+    def _advance(self, history: Tensor, time: Tensor | None, streams: list[torch.Generator]) -> Tensor:
+        self.pipeline.encoder.check_history(history)
+        self.pipeline.prepare_steps(self.num_inference_steps)
+        return self.pipeline.advance(history.float(), time, streams)[0].to(history)
+
+    def _streams(self, count: int) -> list[torch.Generator]:
+        return [torch.Generator().manual_seed(member_seed(self.seed, index)) for index in range(count)]
+
+    def _times(self, x: Tensor, coords: Coordinates) -> Tensor | None:
+        """Seconds since 1970 of the last state of every member, (n,)."""
+        if "time" not in coords:
+            if self.pipeline.encoder.needs_time:
+                raise FieldDataError("this model knows the time: the coordinates need `time`")
+            return None
+        axis = list(coords).index("time")
+        lead = np.asarray(coords["lead_time"])[-1].astype("timedelta64[s]").astype(np.float64)
+        seconds = np.asarray(coords["time"]).astype("datetime64[s]").astype(np.float64) + lead
+        shape = [len(seconds) if position == axis else 1 for position in range(x.ndim - 4)]
+        return torch.from_numpy(np.broadcast_to(seconds.reshape(shape), x.shape[:-4]).flatten())

@@ -1,0 +1,152 @@
+"""A forecast with its members: statistics per lead time, xarray, and files that other tools read."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+from uuid import uuid4
+
+import numpy as np
+import torch
+from diffusers.utils import BaseOutput
+from torch import Tensor
+
+from marigold_uq.data.fields.equation import Floats
+from marigold_uq.data.fields.weather import xarray_module
+from marigold_uq.metrics.intervals import quantiles as member_quantiles
+from marigold_uq.uncertainty import total_std
+
+Convention = Literal["weatherbenchx", "weatherbench2", "earth2studio"]
+DIMENSIONS: dict[str, dict[str, str]] = {
+    "weatherbenchx": {"member": "number", "init": "init_time", "lead": "lead_time"},
+    "weatherbench2": {"member": "realization", "init": "time", "lead": "prediction_timedelta"},
+    "earth2studio": {
+        "member": "ensemble",
+        "init": "time",
+        "lead": "lead_time",
+        "latitude": "lat",
+        "longitude": "lon",
+    },
+}
+"""What each tool calls the axes. WeatherBench-X reads WeatherBench 2's names too, and renames them."""
+
+
+@dataclass
+class FieldForecast(BaseOutput):
+    """Members and what they say. Everything called spread or epistemic is a standard deviation in physical units.
+
+    Attributes:
+        members: (M, B, L, C, *space): M members of B forecasts at L lead times; kappa is in them.
+        lead_times: (L,), in the time unit of the model (seconds for dates).
+        init_times: (B,) times of the last known states, None where they were not given.
+        variables: Names of the C channels.
+        coordinates: Spatial axes.
+        calendar: Whether times are seconds since 1970.
+        epistemic: (B, L, C, *space): the paper's estimate for the step into each lead time: the root of the mean, over
+            members and used timesteps, of U_t = Var[x_0 | x_t], the variance of the head's law given that member's own
+            state (see `marigold_uq.uncertainty`). Errors of earlier steps are not in it (they are in the spread), and
+            it does not vanish for a perfect model of a random process.
+    """
+
+    members: Tensor
+    lead_times: Floats
+    variables: tuple[str, ...]
+    coordinates: Mapping[str, Floats]
+    calendar: bool = False
+    init_times: Floats | None = None
+    epistemic: Tensor | None = None
+    quantile_levels: tuple[float, ...] = field(default=())
+
+    @property
+    def mean(self) -> Tensor:
+        """(B, L, C, *space)."""
+        return self.members.mean(0)
+
+    @property
+    def spread(self) -> Tensor:
+        """Total uncertainty, (B, L, C, *space); needs two members."""
+        return total_std(self.members)
+
+    @property
+    def quantiles(self) -> Tensor:
+        """`quantile_levels` of the call, (Q, B, L, C, *space), at Weibull's plotting positions."""
+        return self.quantile(self.quantile_levels)
+
+    def quantile(self, levels: Sequence[float]) -> Tensor:
+        """Quantiles of the members at each lead time, (Q, B, L, C, *space)."""
+        if not levels:
+            raise ValueError("no quantile levels: give `quantiles=` in the call, or call quantile(levels)")
+        return member_quantiles(self.members, list(levels))
+
+    def to_xarray(self, convention: Convention = "weatherbenchx", *, members: bool = True) -> Any:
+        """A Dataset with a variable per channel, and <variable>_mean, _spread and _epistemic beside the members.
+
+        Dimensions have the names of `convention`. Times become dates where the model knows dates.
+        """
+        names = DIMENSIONS[convention]
+        init, lead = names["init"], names["lead"]
+        space = [names.get(axis, axis) for axis in self.coordinates]
+        content: dict[str, Any] = {}
+        for channel, variable in enumerate(self.variables):
+            statistics = {"mean": self.mean, "epistemic": self.epistemic}
+            if len(self.members) > 1:
+                statistics["spread"] = self.spread
+            if members:
+                content[variable] = (
+                    [names["member"], init, lead, *space],
+                    self.members[:, :, :, channel].cpu().numpy(),
+                )
+            for name, values in statistics.items():
+                if values is not None:
+                    content[f"{variable}_{name}"] = ([init, lead, *space], values[:, :, channel].cpu().numpy())
+        coordinates = {
+            names["member"]: np.arange(len(self.members)),
+            init: self._as_times(self._inits(), "datetime64[ns]"),
+            lead: self._as_times(self.lead_times, "timedelta64[ns]"),
+            **dict(zip(space, self.coordinates.values(), strict=True)),
+        }
+        used = {dim for dims, _ in content.values() for dim in dims}
+        return xarray_module().Dataset(content, {name: v for name, v in coordinates.items() if name in used})
+
+    def _inits(self) -> Floats:
+        return np.arange(self.members.shape[1], dtype=np.float64) if self.init_times is None else self.init_times
+
+    def _as_times(self, seconds: Floats, kind: str) -> Any:
+        if not self.calendar or (kind.startswith("datetime") and self.init_times is None):
+            return np.asarray(seconds)
+        unit = kind.split("[")[0]
+        return np.round(np.asarray(seconds)).astype(np.int64).astype(f"{unit}[s]").astype(kind)
+
+    def save(self, path: str | Path, convention: Convention = "weatherbenchx", *, members: bool = True) -> Path:
+        """Write zarr (a path that ends in .zarr) or netCDF (.nc); it appears when complete, nothing is replaced."""
+        path = Path(path)
+        writers: dict[str, Callable[[Any, Path], Any]] = {
+            ".zarr": lambda data, target: data.to_zarr(target, zarr_format=2),  # which all readers know
+            ".nc": lambda data, target: data.to_netcdf(target),
+        }
+        if path.suffix not in writers:
+            raise ValueError(f"forecasts are written as .zarr or .nc; got {path.name}")
+        if path.exists():
+            raise FileExistsError(f"{path} exists: remove it or choose another name")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{uuid4().hex}{path.suffix}")
+        try:
+            writers[path.suffix](self.to_xarray(convention, members=members), temporary)
+            os.replace(temporary, path)
+        finally:
+            if temporary.is_dir():
+                shutil.rmtree(temporary)
+            temporary.unlink(missing_ok=True)
+        return path
+
+
+def stretch(members: Tensor, kappas: Sequence[float]) -> Tensor:
+    """Ybar + kappa_l (x - ybar) at lead time l, members (M, B, L, C, *space); the last kappa holds for later ones."""
+    leads = members.shape[2]
+    chosen = torch.tensor([kappas[min(lead, len(kappas) - 1)] for lead in range(leads)]).to(members)
+    mean = members.mean(0, keepdim=True)
+    return mean + chosen.reshape(-1, *[1] * (members.ndim - 3)) * (members - mean)

@@ -1,0 +1,98 @@
+"""Initial states of a forecast, from tensors or from xarray, checked against what the model knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from marigold_uq.data.fields.equation import FieldDataError, Floats
+from marigold_uq.data.fields.sequences import require_grid
+from marigold_uq.data.fields.weather import RENAMED
+from marigold_uq.models.field_encoder import FieldEncoder
+
+
+@dataclass(frozen=True)
+class InitialStates:
+    """States (B, num_history, C, *space), oldest first, and the times (B,) of the last ones."""
+
+    history: Tensor
+    time: Floats | None
+    from_xarray: bool = False
+
+
+def read_states(state: Any, time: ArrayLike | None, encoder: FieldEncoder) -> InitialStates:
+    """Initial states of any form that `FieldForecastPipeline` takes."""
+    if hasattr(state, "data_vars") or hasattr(state, "to_dataset"):
+        if time is not None:
+            raise ValueError("an xarray state has its own time: leave `time` out")
+        return _from_xarray(state, encoder)
+    history = torch.as_tensor(np.asarray(state) if not isinstance(state, Tensor) else state).float()
+    axes = len(encoder.space)
+    if history.ndim == 1 + axes and len(encoder.config.variables) == 1:  # (history, *space)
+        history = history.unsqueeze(1)
+    if history.ndim == 2 + axes:  # (history, C, *space), or (B, history, *space) of one variable
+        single = history.shape[1] == encoder.config.num_history and len(encoder.config.variables) == 1
+        history = history.unsqueeze(2) if single and history.shape[1] != 1 else history.unsqueeze(0)
+    encoder.check_history(history)
+    return InitialStates(history, _times(time, len(history), encoder))
+
+
+def _times(time: ArrayLike | None, batch: int, encoder: FieldEncoder) -> Floats | None:
+    """Times as float64; dates as seconds since 1970."""
+    if time is None:
+        if encoder.needs_time:
+            raise ValueError("this model knows the time: give `time`, the date of the last state of each forecast")
+        return None
+    values = np.atleast_1d(np.asarray(time))
+    if np.issubdtype(values.dtype, np.datetime64) or values.dtype.kind in "UO":
+        values = values.astype("datetime64[s]").astype(np.float64)
+    values = np.broadcast_to(values.astype(np.float64), (batch,)) if len(values) == 1 else values.astype(np.float64)
+    if values.shape != (batch,):
+        raise ValueError(f"time has one entry per forecast, {batch}; got {values.shape}")
+    return values
+
+
+def _from_xarray(state: Any, encoder: FieldEncoder) -> InitialStates:
+    """One forecast from the last states of a Dataset (or of a DataArray of the only variable)."""
+    config = encoder.config
+    data = state if hasattr(state, "data_vars") else state.to_dataset(name=state.name or config.variables[0])
+    data = data.rename({old: new for old, new in RENAMED.items() if old in data.dims})
+    missing = [name for name in config.variables if name not in data.data_vars]
+    if missing:
+        raise FieldDataError(
+            f"missing variable {', '.join(missing)}; the state holds {sorted(map(str, data.data_vars))}"
+        )
+    absent = [axis for axis in ("time", *encoder.coordinates) if axis not in data.coords]
+    if absent:
+        raise FieldDataError(f"the state lacks the coordinates {absent}; it has {sorted(map(str, data.coords))}")
+    require_grid("the state", {axis: data[axis].values for axis in encoder.coordinates}, encoder.coordinates)
+    times = _checked_times(data["time"].values, encoder)
+    dims = ("time", *encoder.coordinates)
+    arrays = [data[name].transpose(*dims).values[-config.num_history :].astype(np.float32) for name in config.variables]
+    history = torch.from_numpy(np.stack(arrays, 1)).unsqueeze(0)
+    encoder.check_history(history)
+    return InitialStates(history, times[-1:], from_xarray=True)
+
+
+def _checked_times(values: Any, encoder: FieldEncoder) -> Floats:
+    """The last times, sorted and as far apart as the model steps."""
+    config = encoder.config
+    times = values.astype("datetime64[s]").astype(np.float64) if config.calendar else np.asarray(values, np.float64)
+    if len(times) < config.num_history:
+        raise FieldDataError(
+            f"the model needs {config.num_history} states, {config.time_step:g} apart; got {len(times)}"
+        )
+    steps = np.diff(times[-config.num_history :])
+    if (steps <= 0).any():
+        raise FieldDataError("the states are unsorted in time: sort them by time first")
+    if steps.size and np.abs(steps / config.time_step - 1).max() > 1e-4:
+        raise FieldDataError(
+            f"time gap: the last {config.num_history} states are {steps.tolist()} apart, the model steps by "
+            f"{config.time_step:g}" + (" seconds" if config.calendar else "")
+        )
+    return times

@@ -1,0 +1,208 @@
+"""Every table and figure of docs/fields.md at laptop size. Interrupt it at any time; the same command goes on.
+
+python scripts/reproduce_fields.py --output runs/fields --air ../data/air_temperature.nc
+python scripts/reproduce_fields.py --output runs/fields --report        # tables and figures of what is there
+python scripts/reproduce_fields.py --output runs/fields --tasks ks --variants gaussian point --seeds 0
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from marigold_uq.data.fields import Burgers, KuramotoSivashinsky, generate
+from marigold_uq.evaluation.field_calibration import CalibrationOptions
+from marigold_uq.evaluation.field_study import ModelRun, StudyTask, score_baseline
+from marigold_uq.evaluation.field_study_report import (
+    calibration_table,
+    collect,
+    correlation_figure,
+    lead_time_figure,
+    save_all,
+    steps_figure,
+    study_table,
+    tau_figure,
+    uncertainty_figure,
+)
+from marigold_uq.export import atomic_path
+
+CONFIGS = Path(__file__).parents[1] / "configs" / "field"
+FAMILIES = [
+    "point", "gaussian", "mixture", "low_rank_kernel", "low_rank_projected", "sample", "gaussian_log", "one_pass",
+]  # fmt: skip
+AIR = [name for name in FAMILIES if name != "gaussian_log"]
+JOINT = ["gaussian", "low_rank_kernel", "low_rank_projected", "cholesky_kernel", "cholesky_energy"]
+CURVES = ["point", "gaussian", "mixture", "low_rank_projected", "sample"]
+PLAN = {"burgers": (FAMILIES, 2), "ks": (FAMILIES, 2), "air": (AIR, 1), "burgers_32": (JOINT, 1)}
+"""Task -> its models and the number of seeds."""
+SHOWN_LEADS = {"burgers": (1, 5, 10), "ks": (1, 5, 10), "air": (1, 4, 8, 20), "burgers_32": (1, 10)}
+BASELINES = ("persistence", "climatology")
+NUM_TRAJECTORIES = 800
+PDE_SCORES = {"num_one_step": 48, "num_rollouts": 12, "num_leads": 10, "figures": False}
+AIR_SCORES = {"num_one_step": 48, "num_rollouts": 10, "num_leads": 20, "figures": False}
+
+
+def build_tasks(data: Path, air: str) -> dict[str, StudyTask]:
+    """The four tasks; the tiny grid is every fourth of 128 points, small enough for a full covariance."""
+    pde = CalibrationOptions(steps=[2, 5, 10], num_windows=12, num_members=40, num_rollouts=10, num_leads=10)
+    weather = CalibrationOptions(
+        steps=[2, 5], num_windows=12, num_members=40, max_evaluations=5, num_rollouts=6, num_leads=20
+    )
+    tasks = [
+        _pde_task("burgers", data, [], pde),
+        _pde_task("ks", data, [], pde),
+        _pde_task("burgers_32", data, ["--data.pde.point_stride", "4"], pde, source="burgers"),
+        StudyTask(
+            "air",
+            ["--config", str(CONFIGS / "air_small.yaml"), "--data.weather.path", air],
+            AIR_SCORES,
+            weather,
+            raw_rollouts=False,
+            curve_windows=12,
+        ),
+    ]
+    return {task.name: task for task in tasks}
+
+
+def _pde_task(
+    name: str, data: Path, extra: Sequence[str], calibration: CalibrationOptions, source: str | None = None
+) -> StudyTask:
+    source = source or name
+    arguments = ["--config", str(CONFIGS / f"{source}_small.yaml"), "--data.pde.path", str(data / f"{source}.h5")]
+    return StudyTask(name, [*arguments, *extra], PDE_SCORES, calibration)
+
+
+def generate_data(folder: Path) -> None:
+    """Trajectories of both equations, where they are missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    burgers = Burgers(num_points=512, num_states=52, save_interval=0.02)
+    for equation, path, stride in (
+        (KuramotoSivashinsky(num_points=128), folder / "ks.h5", 1),
+        (burgers, folder / "burgers.h5", 4),
+    ):
+        if not path.exists():
+            generate(equation, path, NUM_TRAJECTORIES, point_stride=stride)
+
+
+def plan(args: argparse.Namespace, tasks: dict[str, StudyTask]) -> list[ModelRun]:
+    """All models, first seeds first, so that every table has a row early."""
+    runs = []
+    for seed in range(max(seeds for _, seeds in PLAN.values())):
+        for name in args.tasks:
+            variants, seeds = PLAN[name]
+            chosen = [v for v in variants if args.variants is None or v in args.variants]
+            wanted = seed < seeds and (args.seeds is None or seed in args.seeds)
+            extra = _shortened(args.max_steps)
+            runs += [ModelRun(tasks[name], variant, seed, args.output, extra) for variant in chosen if wanted]
+    return runs
+
+
+def _shortened(max_steps: int | None) -> list[str]:
+    """Arguments of a training of another length than the config's."""
+    if max_steps is None:
+        return []
+    steps = str(max_steps)
+    return ["--training.max_steps", steps, "--training.optimizer.decay_steps", steps]
+
+
+def write_report(args: argparse.Namespace, tasks: dict[str, StudyTask], runs: list[ModelRun]) -> None:
+    """results.md and figures/ from whatever is finished."""
+    parts = []
+    for name in args.tasks:
+        own = [run for run in runs if run.task.name == name]
+        parts += _task_tables(args.output, name, own)
+        _task_figures(args.output / "figures", name, own)
+    with atomic_path(args.output / "results.md", overwrite=True) as temporary:
+        temporary.write_text("\n".join(parts) + "\n", encoding="utf-8")
+    print(f"written: {args.output / 'results.md'} and {args.output / 'figures'}")
+
+
+def _task_tables(output: Path, name: str, runs: list[ModelRun]) -> list[str]:
+    raw, calibrated = collect(runs, "raw/metrics.json"), collect(runs, "calibrated_scores/metrics.json")
+    chosen = collect(runs, "calibration.json")
+    baselines = {}
+    for baseline in BASELINES:
+        path = output / name / baseline / "metrics.json"
+        if path.exists():
+            baselines[baseline] = [json.loads(path.read_text(encoding="utf-8"))]
+    parts = [f"# {name}", "\n## One step ahead, as trained\n", study_table({**baselines, **raw}, "one_step", 1)]
+    parts += ["\n## One step ahead, calibrated\n", study_table(calibrated, "one_step", 1)]
+    for lead in SHOWN_LEADS[name]:
+        parts += [f"\n## Lead time {lead}, calibrated\n", study_table({**baselines, **calibrated}, "rollout", lead)]
+        if any("rollout" in one for seeds in raw.values() for one in seeds):
+            parts += [f"\n## Lead time {lead}, as trained\n", study_table(raw, "rollout", lead)]
+    if chosen:
+        parts += ["\n## Calibration, CRPS on validation windows\n", calibration_table(chosen)]
+    return [*parts, ""]
+
+
+def _task_figures(folder: Path, name: str, runs: list[ModelRun]) -> None:
+    calibrated, chosen = collect(runs, "calibrated_scores/metrics.json"), collect(runs, "calibration.json")
+    steps = collect(runs, "steps.json")
+    drawings = {}
+    if calibrated:
+        first = next(iter(calibrated.values()))[0]
+        facts = (first["lead_time_step"], first["expected_coverage"])
+        drawings[f"{name}_lead_times"] = partial(lead_time_figure, calibrated, *facts)
+    if chosen:
+        drawings[f"{name}_tau"] = partial(tau_figure, chosen)
+    if steps:
+        drawings[f"{name}_steps"] = partial(steps_figure, steps)
+    gaussian = [run for run in runs if run.variant == "gaussian" and (run.folder / "calibrated").exists()]
+    if gaussian:
+        leads = {"air": 4, "ks": 20}.get(name, 20)
+        drawings[f"{name}_uncertainty"] = partial(uncertainty_figure, gaussian[0], leads)
+    joint = [run for run in runs if "low_rank" in run.variant or "cholesky" in run.variant]
+    joint = [run for run in joint if run.seed == 0 and (run.folder / "model").exists()]
+    if joint and name == "burgers_32":
+        drawings[f"{name}_correlations"] = partial(correlation_figure, joint, [0, 10, 25, 40, 49])
+    save_all(drawings, folder)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Where, what, how much of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True, help="folder of all results")
+    parser.add_argument("--data", type=Path, help="folder of the generated trajectories (OUTPUT/data)")
+    parser.add_argument("--air", default="air_temperature", help="the weather record's netCDF file, or downloaded")
+    parser.add_argument("--tasks", nargs="+", choices=list(PLAN), default=list(PLAN))
+    parser.add_argument("--variants", nargs="+", help="only these models")
+    parser.add_argument("--seeds", nargs="+", type=int, help="only these seeds")
+    parser.add_argument("--max-steps", type=int, help="training steps, more than 100; the configs' by default")
+    parser.add_argument("--report", action="store_true", help="no computation: tables and figures of what is there")
+    parser.add_argument("--threads", type=int, default=1, help="of torch (%(default)s)")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Data, baselines, models, report; 3 when interrupted."""
+    args = build_parser().parse_args(arguments)
+    torch.set_num_threads(args.threads)
+    data = args.data or args.output / "data"
+    tasks = build_tasks(data, args.air)
+    runs = plan(args, tasks)
+    if not args.report:
+        try:
+            generate_data(data)
+            for name in args.tasks:
+                for baseline in BASELINES:
+                    score_baseline(tasks[name], baseline, args.output)
+            for number, run in enumerate(runs):
+                started = time.process_time()
+                run.run(curve=run.variant in CURVES and run.seed == 0)
+                used = time.process_time() - started
+                print(f"[{number + 1}/{len(runs)}] {run.folder} {used:.0f} s of processor time", flush=True)
+        except KeyboardInterrupt:
+            print("interrupted; run the same command again to go on where it stopped", file=sys.stderr)
+            return 3
+    write_report(args, tasks, runs)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

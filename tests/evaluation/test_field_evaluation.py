@@ -1,0 +1,229 @@
+"""Evaluation of forecasts: scores by brute force, baselines, calibration, files, and a whole small study."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from linear_process import POINTS, LinearProcess, perfect_pipeline
+from torch import Tensor
+from weather_records import record
+
+from marigold_uq.calibration import Calibration
+from marigold_uq.data.fields import Trajectories, Transitions, WeatherSequences, write_trajectories
+from marigold_uq.distributions import CholeskyDistribution, LowRankDistribution
+from marigold_uq.evaluation.field import FieldEvaluation, evaluate_field, report
+from marigold_uq.evaluation.field_calibration import CalibrationOptions, calibrate_field
+from marigold_uq.evaluation.field_forecasters import Climatology, Persistence, PipelineForecaster
+from marigold_uq.evaluation.field_scores import power_spectrum, score_forecasts, spread_windows
+from marigold_uq.evaluation.field_study import ModelRun, StudyTask, score_baseline
+from marigold_uq.evaluation.field_study_report import (
+    calibration_table,
+    collect,
+    correlation_figure,
+    law_correlation,
+    lead_time_figure,
+    steps_figure,
+    study_table,
+    tau_figure,
+    uncertainty_figure,
+)
+from marigold_uq.training.field_config import FieldData, PdeData
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "field"
+UNET = '{"block_out_channels": [8, 8], "layers_per_block": 1, "embedding_channels": 8, "dropout": 0.0}'
+
+
+def walks(count: int = 40, num_states: int = 8, num_points: int = 8) -> Trajectories:
+    steps = torch.randn(count, num_states, num_points, generator=torch.Generator().manual_seed(0))
+    return Trajectories(steps.cumsum(1), np.arange(float(num_points)), np.arange(float(num_states)))
+
+
+@pytest.fixture(scope="module")
+def data_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("h5py", reason="field files are HDF5")
+    path, data = tmp_path_factory.mktemp("fields") / "walks.h5", walks()
+    write_trajectories(path, [(0, data.states.numpy())], tuple(data.states.shape), data.x, data.t, {})
+    return path
+
+
+class Honest:
+    """Members with the law of the truth: a random walk from the last state."""
+
+    name = "honest"
+
+    def forecast(self, batch: dict[str, Any], ids: Any, num_leads: int) -> Tensor:
+        last, members = batch["history"][:, -1], []
+        for index in ids:
+            generator = torch.Generator().manual_seed(1000 + index)
+            members.append(torch.randn(40, num_leads, 1, last.shape[-1], generator=generator).cumsum(1))
+        return last[:, None] + torch.stack(members, 1)
+
+
+def test_an_honest_forecast_is_scored_as_one_at_every_lead_time() -> None:
+    """Random walk: RMSE sqrt(lead (1 + 1/M)), spread/skill 1, coverage 0.95, CRPS sqrt(lead/pi); 4.5 errors."""
+    windows = Transitions(walks(400), num_leads=3)
+    indices = spread_windows(300, len(windows))
+    found = score_forecasts(Honest(), windows, indices, min_scale=1e-3)
+    for lead in range(3):
+        variance = lead + 1
+        expected = {
+            "rmse": math.sqrt(variance * (1 + 1 / 40)),
+            "crps": math.sqrt(variance / math.pi),
+            "spread_skill_ratio": 1.0,
+            "coverage": 0.95,
+            "gaussian_nll": 0.5 * math.log(2 * math.pi * variance) + 0.5 * 1.06,
+        }
+        for name, value in expected.items():
+            slack = 4.5 * float(found[name].standard_error[lead]) + (0.01 if name == "gaussian_nll" else 0)
+            assert float(found[name].value[lead]) == pytest.approx(value, abs=slack), name
+    assert found["rank_histogram"].value.shape == (3, 41)
+    torch.testing.assert_close(found["rank_histogram"].value.sum(1), torch.ones(3, dtype=torch.float64))
+    ratio = found["spectrum_members"].value / found["spectrum_target"].value
+    assert bool(((ratio[:, 1:] > 0.7) & (ratio[:, 1:] < 1.4)).all())  # 300 windows: some percent
+
+
+def test_persistence_is_the_last_state_and_its_crps_the_absolute_error() -> None:
+    data = walks(20)
+    windows = Transitions(data, num_leads=2)
+    found = score_forecasts(Persistence(), windows, range(len(windows)), min_scale=1e-3)
+    errors = torch.stack([windows[i]["future"] - windows[i]["history"][-1] for i in range(len(windows))])
+    torch.testing.assert_close(found["rmse"].value.float(), errors.square().mean((0, 2, 3)).sqrt())
+    torch.testing.assert_close(found["crps"].value.float(), errors.abs().mean((0, 2, 3)))
+    assert "coverage" not in found
+
+
+def test_maps_are_weighted_by_the_cosine_of_latitude() -> None:
+    windows = Transitions(WeatherSequences(record(), ("2m_temperature",)))
+    found = score_forecasts(Persistence(), windows, range(len(windows)), min_scale=1e-3)
+    errors = torch.stack([windows[i]["future"][0] - windows[i]["history"][-1] for i in range(len(windows))])
+    weights = torch.from_numpy(np.cos(np.deg2rad([-20.0, -10, 0, 10, 20]))).reshape(5, 1)
+    weights = weights.expand(5, 18)
+    expected = ((errors.double().square() * weights).sum() / (weights.sum() * len(errors))).sqrt()
+    assert float(found["rmse"].value[0]) == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_climatology_takes_training_states_of_the_same_time_and_season() -> None:
+    data = walks(30)
+    batch = {"history": data.states[:1, :2].unsqueeze(2), "time": [1.0]}
+    members = Climatology(data, num_members=20).forecast(batch, [0], 3)
+    assert members.shape == (20, 1, 3, 1, 8)
+    for lead in range(3):
+        states = {tuple(state.tolist()) for state in data.states[:, 2 + lead]}
+        assert all(tuple(member[0].tolist()) in states for member in members[:, 0, lead])
+        assert len({tuple(member[0].tolist()) for member in members[:, 0, lead]}) == 20  # each once
+    year = WeatherSequences(record(4 * 365), ("2m_temperature",))
+    climatology = Climatology(year, num_members=5, window_days=3)
+    chosen = climatology.times[
+        climatology._same_time(year.times(0)[40] + 365 * 86_400)
+    ]  # the same hour of the next year
+    assert len(chosen) == 6  # the season has moved on by a quarter of a day: three days before, two after, and itself
+    assert np.abs(chosen - year.times(0)[40]).max() <= 3.5 * 86_400
+
+
+def test_windows_are_spread_over_all_places_and_never_repeat() -> None:
+    chosen = spread_windows(16, 656)
+    assert len(set(chosen)) == 16
+    assert [index * 16 // 656 for index in chosen] == list(range(16))
+    assert len({index % 41 for index in chosen}) > 5  # 41 places per trajectory: not always the same one
+    assert spread_windows(9, 4) == [0, 1, 2, 3]
+
+
+def test_the_power_spectrum_finds_a_wave() -> None:
+    x = torch.arange(32) / 32
+    wave = 3 * torch.sin(2 * torch.pi * 4 * x) + 7
+    power = power_spectrum(wave.reshape(1, 1, 1, 32), 1)[0, 0]
+    assert float(power[4]) == pytest.approx((3 / 2) ** 2, rel=1e-5)
+    assert float(power.sum() - power[4]) == pytest.approx(0, abs=1e-6)
+
+
+def test_results_are_written_once_and_read_again(data_file: Path, tmp_path: Path) -> None:
+    options = FieldEvaluation(
+        data=FieldData(pde=PdeData(str(data_file))),
+        model="climatology",
+        output=tmp_path / "out",
+        members=5,
+        num_one_step=4,
+        num_rollouts=2,
+        num_leads=3,
+    )
+    metrics = evaluate_field(options, command="test")
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert written == {"metrics.json", "report.md", "lead_times.png", "spectra.png", "ranks.png"}
+    stored = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert stored["metrics"]["crps"]["value"] == metrics["one_step"]["crps"]["value"][0]
+    assert evaluate_field(options) == stored
+    assert "| climatology |" in report({"climatology": stored})
+    with pytest.raises(FileExistsError, match="other options"):
+        evaluate_field(FieldEvaluation(data=options.data, output=tmp_path / "out", members=6))
+
+
+def test_calibration_finds_the_spread_that_was_lost(tmp_path: Path) -> None:
+    """A perfect model of a linear process whose tau was set to 4: calibration must bring the spread back to 1."""
+    process, generator = LinearProcess(), torch.Generator().manual_seed(0)
+    root = torch.linalg.cholesky(torch.diag(process.diag) + torch.outer(process.factor, process.factor))
+    states = [torch.randn(40, POINTS, generator=generator, dtype=torch.float64) for _ in range(2)]
+    for _ in range(6):
+        noise = torch.randn(40, POINTS, generator=generator, dtype=torch.float64) @ root.T
+        states.append(process.mean_step(states[-2], states[-1]) + noise)
+    data = Trajectories(torch.stack(states, 1).float(), np.arange(float(POINTS)), np.arange(8.0))
+    pipeline = perfect_pipeline()
+    honest = CalibrationOptions(steps=[2], num_windows=60, num_rollouts=30, num_leads=3, max_evaluations=7)
+    found = calibrate_field(pipeline, data, honest)
+    # 60 windows of 5 correlated points: kappa and tau are known to about 10 %, chosen from a flat minimum
+    assert 0.75 < found["lead_kappas"][0] < 1.35
+    assert all(0.7 < kappa < 1.4 for kappa in found["lead_kappas"])
+    assert pipeline.config.calibration["num_steps"] == 2
+    pipeline.set_calibration(Calibration(tau=4.0))
+    forecaster = PipelineForecaster(pipeline, num_members=20, num_steps=2)
+    windows = Transitions(data)
+    wide = score_forecasts(forecaster, windows, range(60), min_scale=1e-3)["spread_skill_ratio"]
+    assert float(wide.value[0]) > 1.6
+    again = calibrate_field(pipeline, data, honest)  # starts from tau = 1, whatever was stored
+    assert again["lead_kappas"] == found["lead_kappas"]
+
+
+def test_correlations_are_those_of_the_covariance() -> None:
+    factor = torch.tensor([[[1.0, 2.0, 0.0]]])
+    law = LowRankDistribution(torch.zeros(1, 3), torch.ones(1, 3), factor)
+    expected = torch.tensor([[1, 2 / math.sqrt(10), 0], [2 / math.sqrt(10), 1, 0], [0, 0, 1]])
+    torch.testing.assert_close(law_correlation(law)[0], expected)
+    tril = torch.linalg.cholesky(torch.eye(3) + factor[0].T @ factor[0]).unsqueeze(0)
+    torch.testing.assert_close(law_correlation(CholeskyDistribution(torch.zeros(1, 3), tril))[0], expected)
+
+
+def test_a_study_runs_all_its_stages_once_and_makes_its_tables_and_figures(data_file: Path, tmp_path: Path) -> None:
+    tiny = ["--model.unet", UNET, "--model.num_train_timesteps", "8", "--model.default_num_inference_steps", "4"]
+    short = ["--training.batch_size", "8", "--training.max_steps", "2"]
+    task = StudyTask(
+        "walks",
+        ["--config", str(CONFIGS / "ks_small.yaml"), "--data.pde.path", str(data_file), *tiny, *short],
+        {"members": 4, "num_one_step": 3, "num_rollouts": 2, "num_leads": 2, "figures": False},
+        CalibrationOptions(steps=[2], num_windows=3, num_members=4, max_evaluations=4, num_rollouts=2, num_leads=2),
+        curve_steps=(1, 2),
+        curve_windows=2,
+    )
+    runs = [ModelRun(task, variant, 0, tmp_path) for variant in ("gaussian", "low_rank_projected", "one_pass")]
+    for run in runs[:2]:
+        run.run(curve=True)
+    runs[2].train()  # its schedule has one step, whatever the config says
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
+    for run in runs[:2]:
+        run.run(curve=True)
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
+    baseline = score_baseline(task, "persistence", tmp_path)
+    scores, chosen = collect(runs, "calibrated_scores/metrics.json"), collect(runs, "calibration.json")
+    rows = study_table({"persistence": [baseline], **scores}, "rollout", 2).splitlines()
+    assert [row.split("|")[1].strip() for row in rows[2:]] == ["persistence", "gaussian", "low_rank_projected"]
+    assert "gaussian" in calibration_table(chosen)
+    for figure in (
+        lead_time_figure(scores, 1.0, 0.9),
+        tau_figure(chosen),
+        steps_figure(collect(runs, "steps.json")),
+        uncertainty_figure(runs[0], 3, num_members=3),
+        correlation_figure(runs[1:2], [0, 7]),
+    ):
+        assert len(figure.axes) >= 1

@@ -1,0 +1,68 @@
+"""The scripts of the field study: what they plan, before anything is trained."""
+
+import importlib.util
+from argparse import Namespace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+from marigold_uq.evaluation.field_study import VARIANTS, ModelRun, StudyTask
+from marigold_uq.training.field_command import read_config
+
+ROOT = Path(__file__).parents[2]
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_study_plans_every_family_and_first_seeds_first() -> None:
+    study = script("reproduce_fields")
+    tasks = study.build_tasks(Path("data"), "air.nc")
+    names = list(study.PLAN)
+    args = Namespace(tasks=names, variants=None, seeds=None, output=Path("out"), max_steps=None)
+    runs = study.plan(args, tasks)
+    seeds = [run.seed for run in runs]
+    assert seeds == sorted(seeds)
+    for pde in ("burgers", "ks"):
+        assert {run.variant for run in runs if run.task.name == pde and run.seed == 1} == set(study.FAMILIES)
+    assert {run.variant for run in runs} == set(VARIANTS)
+    assert len({run.folder for run in runs}) == len(runs)
+    for run in runs[::6]:
+        config, _ = read_config(run.arguments)
+        assert config.training.output == run.folder
+        assert config.training.seed == run.seed
+
+
+def test_the_one_pass_baseline_has_one_step_from_pure_noise() -> None:
+    task = StudyTask("ks", ["--config", str(ROOT / "configs/field/ks_small.yaml"), "--data.pde.path", "x.h5"])
+    config, _ = read_config(ModelRun(task, "one_pass", 0, Path("out")).arguments)
+    assert (config.model.num_train_timesteps, config.model.prediction_type) == (1, "sample")
+    assert config.model.beta_start == 0.9999
+    assert config.objective.score == "crps"
+
+
+def test_every_setting_of_the_sweeps_is_a_valid_config_of_its_own() -> None:
+    sweeps = script("sweep_fields")
+    grid = yaml.safe_load((ROOT / "configs/field/sweeps_small.yaml").read_text())
+    task = StudyTask("b", ["--config", str(ROOT / "configs/field/burgers_small.yaml"), "--data.pde.path", "x.h5"])
+    runs = sweeps.plan(grid, task, Path("out"), list(grid["sweeps"]), 1)
+    assert len(runs) == 24
+    assert len({run.folder.name for run in runs}) == 24
+    models = [read_config(run.arguments)[0] for run in runs]
+    assert {one.model.num_components for one in models if one.model.noise_family == "mixture"} == {1, 2, 3, 5, 10}
+    bandwidths = {
+        (one.model.rank, one.objective.score_options.get("bandwidth"))
+        for one in models
+        if one.model.noise_family == "low_rank" and one.objective.score == "kernel"
+    }
+    assert bandwidths == {(rank, width) for rank in (1, 4) for width in (None, 0.2, 0.5, 1.0)}
+    with pytest.raises(ValueError, match="no sweep depth; the grid has components"):
+        sweeps.plan(grid, task, Path("out"), ["depth"], 1)
