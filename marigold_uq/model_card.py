@@ -22,6 +22,8 @@ METRIC_TITLES = {
     "coverage": "coverage",
     "expected_coverage": "coverage expected of honest members",
     "interval_width": "interval width",
+    "calibrated_coverage": "coverage of the calibrated interval",
+    "calibrated_width": "width of the calibrated interval",
     "spread_skill_ratio": "spread / skill",
     "ause_abs_rel": "AUSE (AbsRel)",
     "spearman": "Spearman of uncertainty and error",

@@ -5,6 +5,7 @@ python scripts/assemble_embedded.py --model runs/embedded/calibrated --output ma
 
 import argparse
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if args.output.exists():
         parser.error(f"{args.output} exists; remove it to put another model there")
     temporary = args.output.with_name(args.output.name + ".partial")
+    shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
     MarigoldUQDepthPipeline.from_pretrained(args.model).to(torch.float16).save_pretrained(temporary)
     drop_derived_entries(temporary / "vae" / "config.json")
     temporary.rename(args.output)

@@ -9,7 +9,9 @@ the scene. Both uncertainty modes are calibrated, for the number of steps and me
 """
 
 import argparse
+import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,15 +24,23 @@ from marigold_uq.evaluation.options import AlignmentOptions, PipelineOptions
 from marigold_uq.evaluation.prediction import Members
 from marigold_uq.evaluation.predictors import PipelinePredictor
 from marigold_uq.evaluation.protocol import DepthProtocol
-from marigold_uq.metrics import quantiles
 
 PIXELS = 1500
 """Pixels of each scene that take part; neighbours say the same."""
 
 
+@dataclass(frozen=True)
+class Pixels:
+    """N pixels of a scene, in units of the standard deviation of the true depth, so that all scenes weigh the same."""
+
+    members: Tensor  # (E, N)
+    point: Tensor  # (N,), the centre of the pipeline's interval
+    truth: Tensor  # (N,)
+
+
 @torch.inference_mode()
-def aligned_members(predictor: PipelinePredictor, scenes: RenderedScenes) -> list[tuple[Tensor, Tensor]]:
-    """Members (E, N) and truth (N,) of N pixels of every scene, both in the units of the prediction."""
+def aligned_members(predictor: PipelinePredictor, scenes: RenderedScenes) -> list[Pixels]:
+    """What was predicted and what is true at some pixels of every scene."""
     protocol = DepthProtocol.of(AlignmentOptions(), predictor, scenes, "scenes")
     generator = torch.Generator().manual_seed(0)
     found = []
@@ -41,17 +51,20 @@ def aligned_members(predictor: PipelinePredictor, scenes: RenderedScenes) -> lis
         aligned = protocol.align(prediction, sample)
         valid = torch.nonzero(sample["valid"][0].flatten()).flatten()
         chosen = torch.randint(len(valid), (PIXELS,), generator=generator)
-        members = prediction.samples.flatten(1)[:, valid[chosen]].double()
-        found.append((members, (aligned.target[0, chosen] - aligned.shift) / aligned.scale))
+        places = valid[chosen]
+        maps = (prediction.samples.flatten(1)[:, places], prediction.point.flatten()[places])
+        unit = aligned.target.std()
+        members, point = ((aligned.scale * values.double() + aligned.shift) / unit for values in maps)
+        found.append(Pixels(members, point, aligned.target[0, chosen] / unit))
     return found
 
 
-def calibration_of(pairs: list[tuple[Tensor, Tensor]], coverage: float, steps: int, note: str) -> Calibration:
+def calibration_of(scenes: list[Pixels], coverage: float, steps: int, note: str) -> Calibration:
     """Kappa from the first half of the scenes, the conformal half width from the second."""
-    half = len(pairs) // 2
-    members, truth = (torch.cat(parts, -1) for parts in zip(*pairs[:half], strict=True))
-    kappa = choose_kappa(members, truth).kappa
-    ratios = [residual_ratio(quantiles(m, 0.5), kappa * m.std(0, correction=1), t) for m, t in pairs[half:]]
+    half = len(scenes) // 2
+    members = torch.cat([scene.members for scene in scenes[:half]], -1)
+    kappa = choose_kappa(members, torch.cat([scene.truth for scene in scenes[:half]])).kappa
+    ratios = [residual_ratio(one.point, kappa * one.members.std(0, correction=1), one.truth) for one in scenes[half:]]
     return Calibration(
         kappa=kappa,
         conformal_scale=float(conformal_images(ratios, 1 - coverage)),
@@ -86,11 +99,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         predictor = PipelinePredictor(options)
         if predictor.pipeline.config.calibration is not None:
             parser.error(f"{args.model} is calibrated already; give the model as training left it")
+        if predictor.space != "depth" or predictor.metric:
+            parser.error(f"{args.model} predicts {predictor.space}; expected affine-invariant depth")
+        if mode == "trajectory" and not predictor.pipeline.scheduler.family.has_spread:
+            continue  # a point model has no law to draw from
         found[mode] = calibration_of(aligned_members(predictor, scenes), args.coverage, args.steps, note)
         print(mode, found[mode])
     for mode, calibration in found.items():
         predictor.pipeline.calibrate(mode, calibration)
     temporary = args.output.with_name(args.output.name + ".partial")
+    shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
     predictor.pipeline.save_pretrained(temporary)
     temporary.rename(args.output)
 

@@ -4,6 +4,8 @@ python scripts/encode_latents.py --vae runs/vae/model --scenes scenes/train --ou
 """
 
 import argparse
+import hashlib
+import json
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -48,6 +50,16 @@ def encode_shard(vae_folder: Path, scenes: SceneShards, indices: range, folder: 
     write_shard(folder, arrays, [sample["name"] for sample in samples])
 
 
+def check_autoencoder(record: Path, vae_folder: Path) -> None:
+    """Refuse to add to latents that another autoencoder made: a decoder could not read the mixture."""
+    encoder = {name: value for name, value in load_vae(vae_folder).state_dict().items() if name.startswith("encoder.")}
+    digest = hashlib.sha256(b"".join(value.numpy().tobytes() for value in encoder.values())).hexdigest()
+    if not record.exists():
+        record.write_text(json.dumps({"encoder": digest}), encoding="utf-8")
+    elif json.loads(record.read_text(encoding="utf-8"))["encoder"] != digest:
+        raise SystemExit(f"{record.parent} holds latents of another encoder than {vae_folder}'s; remove it first")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Encode what is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -60,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     scenes = SceneShards(args.scenes)
     args.output.mkdir(parents=True, exist_ok=True)
+    check_autoencoder(args.output / "autoencoder.json", args.vae)
     jobs = []
     for first in range(0, len(scenes), args.shard_size):
         indices = range(first, min(len(scenes), first + args.shard_size))

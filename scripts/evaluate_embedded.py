@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from marigold_uq.evaluation import DepthEvaluation, evaluate_depth
-from marigold_uq.evaluation.options import DataOptions, PipelineOptions, ScoreOptions
+from marigold_uq.evaluation.options import DataOptions, PipelineOptions, ScoreOptions, plain
 
 FAMILIES = ("point", "gaussian", "mixture", "low_rank", "low_rank_kernel")
 METRICS = {
@@ -65,7 +65,10 @@ def measured(args: argparse.Namespace, family: str, mode: str, steps: int) -> di
     if not path.is_file():
         print(f"{family}, {mode}, {steps} steps", flush=True)
         evaluate_depth(options)
-    return json.loads(path.read_text(encoding="utf-8"))
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if found["config"] != plain(options):
+        raise SystemExit(f"{path} was made with other options; remove its folder or choose another --output")
+    return found
 
 
 def table(rows: dict[tuple[str, str, int], dict[str, Any]]) -> str:

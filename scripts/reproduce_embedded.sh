@@ -17,6 +17,7 @@ python scripts/encode_latents.py --vae $runs/vae/model --scenes $runs/scenes/tra
     --processes 2
 python train/train_depth.py --config configs/depth/embedded_base.yaml
 python train/train_depth.py --config "configs/depth/embedded_$family.yaml"
-python scripts/calibrate_depth.py --model "$runs/$family/model" --scenes $runs/scenes/calibration \
-    --output "$runs/calibrated_$family"
-python scripts/assemble_embedded.py --model "$runs/calibrated_$family" --output $runs/assets
+[ -d "$runs/calibrated_$family" ] || python scripts/calibrate_depth.py --model "$runs/$family/model" \
+    --scenes $runs/scenes/calibration --output "$runs/calibrated_$family"
+[ -d "$runs/assets_$family" ] || python scripts/assemble_embedded.py --model "$runs/calibrated_$family" \
+    --output "$runs/assets_$family"

@@ -84,8 +84,8 @@ class AlignmentOptions:
     """How a prediction is brought into the target's units.
 
     Args:
-        method: "least_squares": scale and shift of the median, fitted on the valid pixels and applied to every member;
-            "none" for metric predictions; "auto": none for metric models, else least_squares.
+        method: "least_squares": scale and shift of the point prediction, fitted on the valid pixels and applied to
+            every member; "none" for metric predictions; "auto": none for metric models, else least_squares.
         mutual: First align the members to each other; for files of members that nobody aligned.
         max_resolution: Fit on maps thinned to this longer edge; default: 1024 for ETH3D, all pixels otherwise.
         clip: After the alignment: "dataset" clips to the data set's depth range, "target" to [0.5 min, 2 max] of the

@@ -93,7 +93,7 @@ class DepthProtocol:
     @property
     def text(self) -> str:
         """One sentence."""
-        fit = f"least-squares scale and shift of the median in {self.space}, the same for every member"
+        fit = f"least-squares scale and shift of the point prediction in {self.space}, the same for every member"
         edge = f", fitted at {self.max_resolution} px" if self.max_resolution else ""
         mutual = "members aligned to each other, then " if self.mutual else ""
         if self.depth_range is None:

@@ -47,7 +47,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, length, split, seed in (
             ("train", 6, "train", "0"),
             ("validation", 2, "validation", "0"),
-            ("calibration", 20, "validation", "1"),
+            ("calibration", 60, "validation", "1"),
         ):
             output = ["--output", f"runs/embedded/scenes/{name}", "--split", split, "--seed", seed]
             script("render_scenes").main([*output, "--length", str(length), "--shard-size", "4", *SIZE])
@@ -100,23 +100,26 @@ def test_both_modes_are_calibrated_for_the_steps_and_members_asked_for(made: Pat
     calibrations = stored_calibrations(MarigoldUQDepthPipeline.from_pretrained(made / "calibrated").config.calibration)
     assert sorted(calibrations) == ["ensemble", "trajectory"]
     for calibration in calibrations.values():
-        assert (calibration.num_steps, calibration.num_members, calibration.num_calibration) == (1, 4, 10)
+        assert (calibration.num_steps, calibration.num_members, calibration.num_calibration) == (1, 4, 30)
         assert calibration.coverage == 0.9
-        assert "20 procedural scenes" in calibration.note
+        assert "60 procedural scenes" in calibration.note
 
 
-def test_on_the_scenes_of_its_calibration_the_interval_covers_what_it_promises(made: Path, tmp_path: Path) -> None:
-    """The conformal half: mean miss rate (sum + 1) / (n + 1) <= alpha, so coverage >= 1 - alpha with n = 10 scenes.
+@pytest.mark.parametrize("mode", ["ensemble", "trajectory"])
+def test_on_the_scenes_of_its_calibration_the_interval_covers_what_it_promises(
+    made: Path, tmp_path: Path, mode: str
+) -> None:
+    """The conformal half: (sum of misses + 1) / (n + 1) <= alpha, so with n = 30 scenes coverage is at least .93.
 
-    The seed of the members differs from that of the calibration, and the calibration looked at 1500 pixels, hence the
-    slack of 3 points.
+    It is no more than a pixel above that. The seed of the members differs from that of the calibration, and the
+    calibration looked at 1500 pixels, hence the slack of 3 points.
     """
     data = ["--data.name", "scenes", "--data.root", str(made / "scenes" / "calibration")]
-    half = ["--data.options", "{start: 10, length: 10}", "--figures", "false", "--output", str(tmp_path / "evaluation")]
-    model = ["--pipeline.model", str(made / "calibrated"), "--pipeline.members", "4", "--pipeline.mode", "ensemble"]
+    half = ["--data.options", "{start: 30, length: 30}", "--figures", "false", "--output", str(tmp_path / "evaluation")]
+    model = ["--pipeline.model", str(made / "calibrated"), "--pipeline.members", "4", "--pipeline.mode", mode]
     assert evaluate([*data, *half, *model]) == 0
     metrics = json.loads((tmp_path / "evaluation" / "metrics.json").read_text())["metrics"]
-    assert metrics["calibrated_coverage"]["value"] > 0.87
+    assert 0.90 < metrics["calibrated_coverage"]["value"] < 0.96
     assert metrics["calibrated_width"]["value"] > 0
 
 
