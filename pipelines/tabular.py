@@ -68,6 +68,7 @@ class TabularRegressionPipeline(PublishablePipeline):
         kappa: Stretches the spread around the mean, one number per target; chosen on held-out rows.
         values: For each target the values it takes, rising, if they are few (draws go to the nearest), else None.
         default_num_inference_steps: Steps where a call does not say; None takes all timesteps.
+        numbers: The models' numbers, which seed their draws; None counts from 0. `select` keeps them.
     """
 
     _optional_components = ["baseline"]  # noqa: RUF012, diffusers reads a list
@@ -84,22 +85,32 @@ class TabularRegressionPipeline(PublishablePipeline):
         kappa: list[float] | None = None,
         default_num_inference_steps: int | None = None,
         values: list[list[float] | None] | None = None,
+        numbers: list[int] | None = None,
     ) -> None:
         super().__init__()
         self.register_modules(network=network, scheduler=scheduler, baseline=baseline)
         self.register_to_config(
-            columns=columns, kappa=kappa, default_num_inference_steps=default_num_inference_steps, values=values
+            columns=columns,
+            kappa=kappa,
+            default_num_inference_steps=default_num_inference_steps,
+            values=values,
+            numbers=numbers,
         )
+
+    @property
+    def model_numbers(self) -> list[int]:
+        """One number per model."""
+        return list(range(self.network.config.num_models) if self.config.numbers is None else self.config.numbers)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any) -> Self:
-        """As in diffusers, but in float64 unless told otherwise: statistics and tree thresholds are stored in it."""
+        """As in diffusers, but in float64 unless told otherwise: statistics and most of a baseline are stored in it."""
         if "dtype" not in kwargs:
             kwargs.setdefault("torch_dtype", torch.float64)
         return super().from_pretrained(pretrained_model_name_or_path, **kwargs)
 
     def select(self, models: Sequence[int] | int) -> "TabularRegressionPipeline":
-        """A pipeline of some models of the stack, for example the members of one split."""
+        """A pipeline of some models of the stack, for example the members of one split; their draws stay the same."""
         chosen = [models] if isinstance(models, int) else list(models)
         return TabularRegressionPipeline(
             _join([self.network.select(s) for s in chosen]),
@@ -109,6 +120,7 @@ class TabularRegressionPipeline(PublishablePipeline):
             kappa=self.config.kappa,
             default_num_inference_steps=self.config.default_num_inference_steps,
             values=self.config.values,
+            numbers=[self.model_numbers[s] for s in chosen],
         )
 
     def _baselines_of(self, models: Sequence[int]) -> list[int]:
@@ -183,11 +195,11 @@ class TabularRegressionPipeline(PublishablePipeline):
         rows = torch.tensor(matrix).to(net.feature_mean)  # a copy: the array may be read-only
         standardised = (rows - net.feature_mean.unsqueeze(1)) / net.feature_scale.unsqueeze(1)  # (S, rows, F)
         baseline, features = (values.to(net.gate.dtype) for values in self._condition(standardised))
-        generators = row_generators(matrix, num_models, seed)
+        generators = row_generators(matrix, self.model_numbers, seed)
         x_T = initial_noise((num_models * num_rows, num_targets, num_draws), like=features, generator=generators)
         observer = TrajectoryUncertainty()
         x_0 = reverse_diffusion(
-            self._denoiser(features, baseline, num_draws),
+            self.denoiser(features, baseline, num_draws),
             self.scheduler,
             x_T,
             generator=generators,
@@ -211,7 +223,7 @@ class TabularRegressionPipeline(PublishablePipeline):
         baseline, extras = (values.to(features).repeat_interleave(repeats, 0) for values in (baseline, extras))
         return baseline, torch.cat([features, extras], -1)
 
-    def _denoiser(self, features: Tensor, baseline: Tensor, num_draws: int) -> Denoiser:
+    def denoiser(self, features: Tensor, baseline: Tensor, num_draws: int) -> Denoiser:
         """All draws of a row are one event (C, n), so that a row needs one generator; the network sees n rows."""
         num_models = features.shape[0]
         condition = [values.repeat_interleave(num_draws, dim=1) for values in (features, baseline)]  # (S, rows n, .)
@@ -224,13 +236,13 @@ class TabularRegressionPipeline(PublishablePipeline):
         return denoise
 
 
-def row_generators(matrix: NDArray[np.float64], num_models: int, seed: int) -> list[torch.Generator]:
-    """One generator per model and row, models first, seeded with the run's seed, the row's content and the model."""
+def row_generators(matrix: NDArray[np.float64], models: Sequence[int], seed: int) -> list[torch.Generator]:
+    """One generator per model and row, models first, seeded with the run's seed, the model's number and the row."""
     keys = []
     for row in matrix + 0.0:  # -0.0 becomes 0.0: equal rows have equal bytes
         digest = hashlib.blake2b(row.tobytes(), digest_size=8).digest()
         keys.append((int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")))
-    return [torch.Generator().manual_seed(member_seed(seed, m, *key)) for m in range(num_models) for key in keys]
+    return [torch.Generator().manual_seed(member_seed(seed, m, *key)) for m in models for key in keys]
 
 
 def nearest_value(samples: NDArray[np.float64], values: Sequence[float]) -> NDArray[np.float64]:

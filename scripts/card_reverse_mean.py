@@ -3,7 +3,7 @@
     python scripts/card_reverse_mean.py --data data/uci --states runs/uci/states/paper --output runs/card.json
 
 `--states` is the folder that scripts/reproduce_uci.py keeps (OUTPUT/states/paper); the models are taken as they stand.
-With `--epochs N` models with fewer epochs are trained on to N, and saved there.
+With `--epochs N` models with fewer epochs are trained on to N, and saved there; the folder must exist.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 from marigold_uq.data.uci import UCIDataset
 from marigold_uq.evaluation.tabular.card import sample_as_card
 from marigold_uq.evaluation.tabular.scores import score_rows, summarize_splits
-from marigold_uq.evaluation.tabular.stacked import StackedRun, StackedTask
+from marigold_uq.evaluation.tabular.stacked import StackedRun, StackedTask, state_path
 from marigold_uq.export import atomic_path
 from marigold_uq.tabular.recipe import FAMILIES, paper_recipe
 
@@ -41,6 +41,20 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def check_files(options: argparse.Namespace) -> None:
+    """A mistyped folder must be found out before anything is trained."""
+    if options.output.exists():
+        raise FileExistsError(f"{options.output} exists; choose another output, nothing is overwritten")
+    if not options.states.is_dir():
+        raise FileNotFoundError(f"no folder {options.states}; --states is OUTPUT/states/paper of reproduce_uci.py")
+    paths = [state_path(options.states, name, family) for name in options.sets for family in options.families]
+    missing = [str(path) for path in paths if not path.exists()]
+    if missing and options.epochs is None:
+        raise FileNotFoundError(
+            f"no trained models in {', '.join(missing)}; run scripts/reproduce_uci.py, or pass --epochs"
+        )
+
+
 def load_run(options: argparse.Namespace, dataset: UCIDataset, family: str) -> StackedRun:
     """The trained models of a set."""
     recipe = replace(paper_recipe(len(dataset.indices[0][0]), dataset.name), noise_family=family)
@@ -48,9 +62,7 @@ def load_run(options: argparse.Namespace, dataset: UCIDataset, family: str) -> S
     if options.epochs is not None:
         run.advance(options.epochs)
     elif run.epoch == 0:
-        raise FileNotFoundError(
-            f"no trained models in {run.state_path}; run scripts/reproduce_uci.py, or pass --epochs"
-        )
+        raise ValueError(f"{run.state_path} has not finished an epoch; run scripts/reproduce_uci.py, or pass --epochs")
     return run
 
 
@@ -91,6 +103,7 @@ def table(results: list[dict[str, Any]]) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Compare and write."""
     options = parse_arguments(arguments)
+    check_files(options)
     torch.set_num_threads(options.threads)
     results = [compare(options, name, family) for name in options.sets for family in options.families]
     print(table(results))

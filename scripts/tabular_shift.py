@@ -19,7 +19,7 @@ import torch
 from tqdm.auto import tqdm
 
 from marigold_uq.data.uci import UCIDataset
-from marigold_uq.evaluation.tabular.cells import CellKey, CellStore
+from marigold_uq.evaluation.tabular.cells import CellKey, CellStore, dataset_digest
 from marigold_uq.evaluation.tabular.estimators import model_options
 from marigold_uq.evaluation.tabular.scores import Spread, summarize_splits
 from marigold_uq.evaluation.tabular.shift import ShiftKind, hold_out, shift_scores
@@ -48,8 +48,9 @@ def run_set(options: argparse.Namespace, name: str, kind: ShiftKind) -> dict[str
     """All splits of one set and kind."""
     store, changes = CellStore(options.output), model_options(options.model)
     key = CellKey(options.preset, kind, name, 0)
-    identity = {"model": changes, "seed": options.seed}
-    dataset, scores = UCIDataset.load(options.data, name), store.load_splits(key, identity)
+    dataset = UCIDataset.load(options.data, name)
+    identity = {"model": changes, "seed": options.seed, "data": dataset_digest(dataset)}
+    scores = store.load_splits(key, identity)
     for number in tqdm(range(min(options.splits, dataset.num_splits)), f"{name} {kind}"):
         if number >= len(scores):
             model = DiffusionRegressor(options.preset, random_state=options.seed + number, **changes)

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from marigold_uq.export import atomic_path, make_folder
+
 
 @dataclass(frozen=True)
 class Checkpoints:
@@ -50,11 +52,9 @@ class Checkpoints:
 
     def save(self, stage: str, state: Any) -> None:
         """Write the state of a stage; an interrupted write leaves the old file."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.path(stage)
-        temporary = path.with_name(path.name + ".part")
-        torch.save({"fingerprint": self.fingerprint, "state": state}, temporary)
-        temporary.replace(path)
+        make_folder(self.folder)
+        with atomic_path(self.path(stage), overwrite=True) as temporary:
+            torch.save({"fingerprint": self.fingerprint, "state": state}, temporary)
         self._last[stage] = time.monotonic()
 
 

@@ -65,20 +65,20 @@ class Statistics:
 
 
 @dataclass(frozen=True)
-class _Standardised:
+class Standardised:
     """One model's rows in standardised units, its statistics and random streams."""
 
     features: Tensor  # (n, F)
     targets: Tensor  # (n, C)
-    weights: Tensor  # (n,)
+    weights: Tensor  # (n,), of mean 1: their unit must not matter
     feature_statistics: Statistics
     target_statistics: Statistics
     seed: int
 
     @classmethod
-    def of(cls, table: Table, seed: int) -> "_Standardised":
+    def of(cls, table: Table, seed: int) -> "Standardised":
         features, targets = Statistics.of(table.features), Statistics.of(table.targets)
-        tensors = (features.apply(table.features), targets.apply(table.targets), table.weights)
+        tensors = (features.apply(table.features), targets.apply(table.targets), table.weights / table.weights.mean())
         x, y, w = (torch.from_numpy(np.asarray(values, dtype=np.float32)) for values in tensors)
         return cls(x, y, w, features, targets, seed)
 
@@ -106,7 +106,7 @@ def fit_stack(
     if not tables or len(tables) != len(seeds):
         raise ValueError(f"pass at least one table and one seed per table; got {len(tables)} and {len(seeds)}")
     models = [
-        _Standardised.of(table, member_seed(seed, member))
+        Standardised.of(table, member_seed(seed, member))
         for table, seed in zip(tables, seeds, strict=True)
         for member in range(recipe.num_members)
     ]
@@ -118,13 +118,13 @@ def fit_stack(
         )
     baseline, predictions, extras = _fit_baseline(models, recipe, verbose, checkpoints)
     scheduler = recipe.scheduler()
-    network, trainer = _build_denoiser(models, predictions, recipe, scheduler, extras)
+    network, trainer = build_denoiser(models, predictions, recipe, scheduler, extras)
     trainer.train(verbose=verbose, description="denoiser", checkpoints=checkpoints)
     return FittedStack(network, baseline, scheduler, trainer.best_epochs)
 
 
 def _fit_baseline(
-    models: Sequence[_Standardised], recipe: Recipe, verbose: bool, checkpoints: Checkpoints | None = None
+    models: Sequence[Standardised], recipe: Recipe, verbose: bool, checkpoints: Checkpoints | None = None
 ) -> tuple[StackedBaseline | ExpertBaseline | None, list[Tensor], list[Tensor] | None]:
     """The baseline, what it says about each model's training rows, (n, C), and beyond, (n, E)."""
     if recipe.baseline == "none":
@@ -138,7 +138,7 @@ def _fit_baseline(
     return network, [fitted[s, :count] for s, count in enumerate(rows.counts)], None
 
 
-def _fit_experts(models: Sequence[_Standardised], recipe: Recipe) -> tuple[ExpertBaseline, list[Tensor], list[Tensor]]:
+def _fit_experts(models: Sequence[Standardised], recipe: Recipe) -> tuple[ExpertBaseline, list[Tensor], list[Tensor]]:
     """Members of one table share its experts: the spread between members is then that of the networks."""
     fitted = []
     for first in models[:: recipe.num_members]:
@@ -151,7 +151,7 @@ def _fit_experts(models: Sequence[_Standardised], recipe: Recipe) -> tuple[Exper
 
 
 def fit_mlp_baseline(
-    models: Sequence[_Standardised], recipe: Recipe, verbose: bool = False, checkpoints: Checkpoints | None = None
+    models: Sequence[Standardised], recipe: Recipe, verbose: bool = False, checkpoints: Checkpoints | None = None
 ) -> StackedBaseline:
     """f as published: the number of epochs from early stopping on 60/40 of the rows, then a new start on all rows."""
     epochs = [recipe.baseline_epochs] * len(models)
@@ -167,7 +167,7 @@ def fit_mlp_baseline(
 
 
 def _baseline_trainer(
-    models: Sequence[_Standardised],
+    models: Sequence[Standardised],
     recipe: Recipe,
     epochs: Sequence[int],
     splits: Sequence[tuple[Tensor, Tensor]] | None = None,
@@ -184,8 +184,8 @@ def _baseline_trainer(
     return StackedTrainer(network, BaselineObjective(network), train, generators, options, epochs, validation)
 
 
-def _build_denoiser(
-    models: Sequence[_Standardised],
+def build_denoiser(
+    models: Sequence[Standardised],
     predictions: Sequence[Tensor],
     recipe: Recipe,
     scheduler: DistributionalDDIMScheduler,
@@ -236,12 +236,13 @@ def store_statistics(network: StackedMLP, s: int, features: Statistics, targets:
     network.target_mean[s], network.target_scale[s] = map(torch.from_numpy, (targets.mean, targets.scale))
 
 
-def _validation_splits(models: Sequence[_Standardised], recipe: Recipe) -> list[tuple[Tensor, Tensor]]:
-    """Random shares of the rows, or for member m of M the m-th of M folds of its table."""
-    if not recipe.fold_members or recipe.num_members == 1:
-        return [_split(model, recipe.validation_fraction, model.generator(4)) for model in models]
+def _validation_splits(models: Sequence[Standardised], recipe: Recipe) -> list[tuple[Tensor, Tensor]]:
+    """For member m of M the m-th of M folds of its table; random shares of the rows if these are fewer than M."""
     splits = []
     for number, model in enumerate(models):
+        if not recipe.fold_members or not 1 < recipe.num_members <= len(model.targets):
+            splits.append(_split(model, recipe.validation_fraction, model.generator(4)))
+            continue
         member = number % recipe.num_members
         order = torch.randperm(len(model.targets), generator=models[number - member].generator(4))
         held_out = torch.arange(len(order)) % recipe.num_members == member
@@ -249,7 +250,7 @@ def _validation_splits(models: Sequence[_Standardised], recipe: Recipe) -> list[
     return splits
 
 
-def _split(model: _Standardised, fraction: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _split(model: Standardised, fraction: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Indices of training and validation rows, at least one of each."""
     count = len(model.targets)
     order = torch.randperm(count, generator=generator)

@@ -32,10 +32,6 @@ class StackedRows:
         """S."""
         return len(self.counts)
 
-    def gather(self, index: Tensor) -> dict[str, Tensor]:
-        """Rows (S, B) of each table, every column and `weights`: (S, B, ...)."""
-        return {name: gather_rows(column, index) for name, column in {**self.columns, "weights": self.weights}.items()}
-
 
 def pad(tensors: Sequence[Tensor]) -> Tensor:
     """Tensors (n_s, ...) as one (S, max n_s, ...), zeros behind the shorter ones."""

@@ -73,5 +73,12 @@ def test_the_command_compares_both_and_needs_trained_models(
     printed = capsys.readouterr().out
     assert "| yacht | gaussian | 5 | published |" in printed
     assert "| yacht | gaussian | 5 | right |" in printed
+    with pytest.raises(FileExistsError, match="nothing is overwritten"):
+        script.main([*arguments, str(tmp_path / "out.json"), "--states", str(run.folder)])
     with pytest.raises(FileNotFoundError, match="no trained models"):
-        script.main([*arguments, str(tmp_path / "other.json"), "--states", str(tmp_path / "empty")])
+        script.main([*arguments, str(tmp_path / "other.json"), "--states", str(tmp_path)])
+    for epochs in ([], ["--epochs", "2"]):
+        mistyped = tmp_path / "sttaes"
+        with pytest.raises(FileNotFoundError, match="no folder"):
+            script.main([*arguments, str(tmp_path / "other.json"), "--states", str(mistyped), *epochs])
+        assert not mistyped.exists()

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from tiny_sets import ROOT, load_script, write_set
 
 from marigold_uq.data.tables import TableError, TableSource, read_table
 from marigold_uq.pipelines.tabular import TabularRegressionPipeline
+from marigold_uq.tabular import DiffusionRegressor
+from marigold_uq.training.tabular_run import train_tabular
 
 QUICK = ["max_epochs=3", "num_members=2", "baseline=none", "num_inference_steps=3", "n_samples=20"]
 FLAGS = [part for entry in QUICK for part in (f"--model.{entry.split('=')[0]}", entry.split("=")[1])]
@@ -85,6 +88,44 @@ def test_a_trained_table_is_saved_scored_and_never_overwritten(
     assert "| crps |" in (tmp_path / "scores" / "metrics.md").read_text()
     assert evaluate.main(scores) == 2
     assert "holds an evaluation" in capsys.readouterr().err
+
+
+def test_several_targets_are_scored_one_by_one_and_must_be_those_of_the_training(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pandas")
+    train, evaluate = load_script("train/train_tabular.py"), load_script("eval/eval_tabular.py")
+    rows, run = ["--data.path", str(files / "rows.csv"), "--data.target"], tmp_path / "run"
+    assert train.main([*rows, "[price,size]", *FLAGS, "--output", str(run)]) == 0
+    assert evaluate.main(["--run", str(run), *rows, "[price,size]", "--output", str(tmp_path / "scores")]) == 0
+    result = json.loads((tmp_path / "scores" / "metrics.json").read_text())
+    assert result["num_splits"] == 1
+    for target, scores in zip(("price", "size"), result["splits"], strict=True):
+        assert result["metrics"][f"{target}/crps"]["value"] == scores["crps"]
+        assert result["metrics"][f"{target}/crps"]["std"] is None
+        assert f"## {target}" in (tmp_path / "scores" / "metrics.md").read_text()
+    assert "crps" not in result["metrics"]
+    for wrong in ("[size,price]", "[price,weight]", "[price]"):
+        assert evaluate.main(["--run", str(run), *rows, wrong, "--output", str(tmp_path / "wrong")]) == 2
+        assert "predicts price, size; the target of" in capsys.readouterr().err
+
+
+def test_a_folder_that_appears_during_training_is_not_replaced(files: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+
+    class Slow(DiffusionRegressor):
+        def fit(self, *arguments: Any, **options: Any) -> Self:
+            """Meanwhile another process finishes."""
+            run.mkdir()
+            (run / "theirs").write_text("result")
+            return super().fit(*arguments, **options)
+
+    model = Slow(max_epochs=1, num_members=1, baseline="none", random_state=0)
+    with pytest.raises(FileExistsError, match="made by another process meanwhile; this result is kept in"):
+        train_tabular(TableSource(files / "rows.npz"), model, run)
+    assert [path.name for path in run.iterdir()] == ["theirs"]
+    (kept,) = [path for path in tmp_path.iterdir() if path != run]
+    assert isinstance(TabularRegressionPipeline.from_pretrained(kept / "model"), TabularRegressionPipeline)
 
 
 def test_all_splits_of_a_set_are_fitted_and_scored(

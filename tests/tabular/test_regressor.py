@@ -116,14 +116,26 @@ def test_draws_of_a_target_that_takes_few_values_are_such_values() -> None:
     assert len(np.unique(draws[..., 1])) > 500
 
 
-def test_members_share_the_experts_of_their_table_and_each_can_be_cut_out(fitted: DiffusionRegressor) -> None:
+def test_members_share_the_experts_of_their_table_and_each_can_be_cut_out(
+    fitted: DiffusionRegressor, tmp_path: Path
+) -> None:
     x, pipeline = data(5, 1)[0], fitted.pipeline_
     assert pipeline.network.config.num_models == 2
     assert pipeline.baseline is not None
     assert pipeline.baseline.config.num_models == 1
     want = pipeline(x, 8, seed=3).member_samples
-    np.testing.assert_allclose(pipeline.select([1])(x, 4, seed=3).member_samples.shape, (1, 4, 5, 1))
+    alone = pipeline.select([1])
+    np.testing.assert_allclose(alone(x, 4, seed=3).member_samples[0], want[1], rtol=1e-9)
+    np.testing.assert_allclose(pipeline.select([1, 0]).select(0)(x, 4, seed=3).member_samples[0], want[1], rtol=1e-9)
     np.testing.assert_allclose(pipeline.select([0, 1])(x, 8, seed=3).member_samples, want, rtol=1e-9)
+    g = torch.Generator().manual_seed(0)
+    sizes = (1, pipeline.network.config.num_features + pipeline.network.config.num_extras, 1)
+    inputs = [torch.randn(2, 6, size, generator=g, dtype=torch.float64) for size in sizes]
+    out = pipeline.network(inputs[0], 3, *inputs[1:])
+    torch.testing.assert_close(alone.network(inputs[0][1:], 3, *(part[1:] for part in inputs[1:])), out[1:])
+    alone.save_pretrained(tmp_path)
+    loaded = TabularRegressionPipeline.from_pretrained(tmp_path)
+    np.testing.assert_allclose(loaded(x, 4, seed=3).member_samples[0], want[1], rtol=1e-9, atol=1e-9)
 
 
 def test_several_targets_and_weights() -> None:
@@ -133,6 +145,22 @@ def test_several_targets_and_weights() -> None:
     assert model.sample(x, 3).shape == (3, 60, 2)
     assert model.predict_interval(x).shape == (60, 2, 2)
     assert abs(model.predict(x)[:, 1].mean() - 100) < 10
+
+
+def test_the_unit_of_weights_does_not_matter() -> None:
+    """Steps of Adam let rounding grow, to far less than the 1e-2 by which a process with other noise differs."""
+    (x, y), weights = data(60), np.random.default_rng(0).uniform(0.2, 3, 60)
+    one, other = (DiffusionRegressor(random_state=0, **QUICK).fit(x, y, unit * weights) for unit in (1.0, 1000.0))
+    np.testing.assert_allclose(other.predict(x), one.predict(x), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("rows", "options"), [(45, {"num_members": 50}), (4, {"early_stopping": True})])
+def test_more_members_than_rows_stop_early_on_random_shares(rows: int, options: dict[str, Any]) -> None:
+    quick = {"num_members": 5, "max_epochs": 2, "baseline_epochs": 2, "num_inference_steps": 2}
+    model = DiffusionRegressor(random_state=0, **{**quick, **options}).fit(*data(rows))
+    assert model.recipe_.patience is not None
+    assert model.recipe_.fold_members
+    assert np.isfinite(model.predict(data(3, 1)[0])).all()
 
 
 def test_dataframes_with_text_keep_their_names(tmp_path: Path) -> None:

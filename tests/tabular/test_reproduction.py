@@ -15,6 +15,7 @@ from marigold_uq.evaluation.tabular.cells import Cell, CellKey, CellStore
 from marigold_uq.evaluation.tabular.reproduction import Reproduction, reproduce
 from marigold_uq.evaluation.tabular.stacked import Interrupted, StackedRun, StackedTask, score_splits
 from marigold_uq.evaluation.tabular.tables import epochs_text
+from marigold_uq.tabular import DiffusionRegressor
 from marigold_uq.tabular.recipe import Recipe, paper_recipe
 
 SHORT = Recipe(baseline_epochs=6, batch_size=16, num_timesteps=8, max_epochs=10)
@@ -81,6 +82,70 @@ def test_finished_cells_are_not_made_again(data: Path, tmp_path: Path, monkeypat
     want = dict(reproduce(plan(data, tmp_path / "run"), verbose=False))
     monkeypatch.setattr(reproduction, "make_cell", lambda *a, **k: pytest.fail("trained again"))
     assert dict(reproduce(plan(data, tmp_path / "run"), verbose=False)) == want
+
+
+@pytest.mark.parametrize(
+    ("column", "changes", "message"),
+    [
+        ("paper/gaussian", {"seed": 1}, "another seed;"),
+        ("paper/gaussian", {"num_samples": 11}, "another num_samples;"),
+        ("paper/sample", {"num_draws": 2}, "another num_draws;"),
+    ],
+)
+def test_finished_cells_of_another_run_are_refused(
+    data: Path, tmp_path: Path, column: str, changes: dict[str, Any], message: str
+) -> None:
+    options: dict[str, Any] = {"columns": (column,), "max_epochs": {"yacht": 1}}
+    list(reproduce(plan(data, tmp_path / "run", **options), verbose=False))
+    list(reproduce(plan(data, tmp_path / "run", **options), verbose=False))
+    with pytest.raises(ValueError, match=f"made with {message} choose another output folder"):
+        list(reproduce(plan(data, tmp_path / "run", **options, **changes), verbose=False))
+
+
+def test_finished_cells_of_other_data_are_refused_and_older_cells_are_taken_with_a_warning(
+    data: Path, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"max_epochs": {"yacht": 1}}
+    ((key, cell),) = reproduce(plan(data, tmp_path / "run", **options), verbose=False)
+    rows = (data / "yacht" / "data.txt").read_text().splitlines()
+    (data / "yacht" / "data.txt").write_text("\n".join(rows[::-1]))
+    with pytest.raises(ValueError, match="made with another data;"):
+        list(reproduce(plan(data, tmp_path / "run", **options), verbose=False))
+    older = replace(cell, facts={name: fact for name, fact in cell.facts.items() if name != "identity"})
+    CellStore(tmp_path / "older").save(older)
+    with pytest.warns(UserWarning, match="does not state its data; it is taken as it is"):
+        assert list(reproduce(plan(data, tmp_path / "older", **options), verbose=False)) == [(key, older)]
+    with pytest.warns(UserWarning, match="does not state"), pytest.raises(ValueError, match="another seed"):
+        list(reproduce(plan(data, tmp_path / "older", seed=1, **options), verbose=False))
+
+
+def test_splits_of_different_recipes_are_not_mixed_and_the_draws_of_training_are_passed_on(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the first split the rule of the preset changes."""
+    made: list[int] = []
+
+    def changing(*arguments: Any, **options: Any) -> DiffusionRegressor:
+        made.append(options["num_draws"])
+        return DiffusionRegressor(*arguments, max_epochs=1 + len(made), num_members=1, baseline="none", **options)
+
+    monkeypatch.setattr(reproduction, "DiffusionRegressor", changing)
+    options: dict[str, Any] = {"columns": ("default/sample",), "num_draws": 3}
+    with pytest.raises(ValueError, match="split 1 has another max_epochs than split 0"):
+        list(reproduce(plan(data, tmp_path / "run", **options), verbose=False))
+    assert made == [3, 3]
+    kept = json.loads((tmp_path / "run" / "unfinished" / "default-sample-yacht-0.json").read_text())
+    assert len(kept["splits"]) == 1
+
+
+def test_a_cell_of_the_presets_own_rule_is_further_than_a_shortened_one(tmp_path: Path) -> None:
+    store = CellStore(tmp_path)
+    short, full = (Cell(CellKey("default", "own", "yacht", epochs), None, [{"crps": 1.0}]) for epochs in (5, 0))
+    for cell in (short, full):
+        store.save(cell)
+    assert list(store.furthest().values()) == [full]
+    assert short.is_partial
+    assert not full.is_partial
 
 
 def test_the_baseline_is_shared_by_families_and_states_of_another_run_are_refused(data: Path, tmp_path: Path) -> None:

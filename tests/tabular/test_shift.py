@@ -68,5 +68,9 @@ def test_the_command_writes_a_table_and_keeps_finished_splits(tmp_path: Path) ->
     assert "| toy | range | 1 |" in (tmp_path / "out" / "table.md").read_text()
     with pytest.raises(ValueError, match="an argument of DiffusionRegressor; got epochs"):
         script.main([*arguments, "epochs=3"])
-    with pytest.raises(ValueError, match="begun with other settings"):
+    with pytest.raises(ValueError, match="made with another model"):
         script.main([*arguments, "max_epochs=3"])
+    table = tmp_path / "uci" / "toy" / "data.txt"
+    table.write_text("\n".join(table.read_text().splitlines()[::-1]))
+    with pytest.raises(ValueError, match="made with another data"):
+        script.main([*arguments, "--splits", "1"])

@@ -9,7 +9,7 @@ import torch
 
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
 from marigold_uq.tabular.checkpoint import Checkpoints
-from marigold_uq.tabular.fitting import FittedStack, Table, _build_denoiser, _Standardised, fit_stack
+from marigold_uq.tabular.fitting import FittedStack, Standardised, Table, build_denoiser, fit_stack
 from marigold_uq.tabular.recipe import Recipe, paper_recipe, resolve_recipe
 
 RECIPE = Recipe(max_epochs=6, baseline_epochs=8, batch_size=16, num_timesteps=10, patience=2)
@@ -39,9 +39,9 @@ def test_models_of_different_lengths_and_ends_train_as_if_alone(family: str) -> 
 
 
 def test_a_frozen_model_keeps_its_weights_while_others_train() -> None:
-    models = [_Standardised.of(table(32, s), s) for s in range(2)]
+    models = [Standardised.of(table(32, s), s) for s in range(2)]
     predictions = [torch.zeros(32, 1)] * 2
-    _, trainer = _build_denoiser(models, predictions, Recipe(max_epochs=9, batch_size=16), Recipe().scheduler())
+    _, trainer = build_denoiser(models, predictions, Recipe(max_epochs=9, batch_size=16), Recipe().scheduler())
     for _ in range(3):
         trainer.step()
     trainer._freeze(0)
@@ -82,6 +82,28 @@ def test_a_fit_that_was_interrupted_goes_on_to_the_same_result(
         assert all(torch.equal(a, b) for a, b in zip(weights(want, s), weights(resumed, s), strict=True))
     with pytest.raises(ValueError, match="other data, another recipe or other seeds"):
         fit_stack(tables, recipe, [1, 3], **options)
+
+
+def test_two_processes_that_save_one_stage_do_not_publish_each_others_half_written_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (Checkpoints(tmp_path / "shared", "same fit") for _ in range(2))
+    write = torch.save
+
+    def half_write(content: object, path: Path) -> None:
+        Path(path).write_bytes(b"half a file")
+        raise Interrupted
+
+    def write_while_the_other_begins(content: object, path: Path) -> None:
+        write(content, path)
+        monkeypatch.setattr(torch, "save", half_write)
+        with pytest.raises(Interrupted):
+            second.save("baseline", {"epoch": 2})
+
+    monkeypatch.setattr(torch, "save", write_while_the_other_begins)
+    first.save("baseline", {"epoch": 1})
+    assert first.load("baseline") == {"epoch": 1}
+    assert [path.name for path in (tmp_path / "shared").iterdir()] == ["baseline.pt"]
 
 
 @pytest.mark.parametrize("eta", [0.0, 1.0])

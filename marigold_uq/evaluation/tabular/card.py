@@ -55,9 +55,9 @@ def sample_as_card(
     def add_error(index: int, timestep: int, x_prev: Tensor) -> Tensor:
         return x_prev + card_error(scheduler, timestep) * shift
 
-    generators = row_generators(matrix, 1, seed)
+    generators = row_generators(matrix, pipeline.model_numbers, seed)
     x_0 = reverse_diffusion(
-        pipeline._denoiser(condition, baseline, num_samples),
+        pipeline.denoiser(condition, baseline, num_samples),
         scheduler,
         initial_noise((len(matrix), 1, num_samples), like=condition, generator=generators),
         generator=generators,

@@ -1,11 +1,17 @@
 """Cells of a table of results: (preset, family, data set, epochs) -> scores of every split, one JSON file each."""
 
+import hashlib
 import json
+import math
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from marigold_uq.data.uci import UCIDataset
 from marigold_uq.evaluation.tabular.scores import SplitScores, Spread, summarize_splits
 from marigold_uq.export import atomic_path, make_folder
 
@@ -14,7 +20,10 @@ FORMAT = "marigold_uq tabular cell 1"
 
 @dataclass(frozen=True, order=True)
 class CellKey:
-    """What a cell is about. `epochs` is the number asked for; a preset that stops by itself may use fewer."""
+    """What a cell is about.
+
+    `epochs` is the number asked for, 0 where a preset has its own rule; one that stops by itself may use fewer.
+    """
 
     preset: str
     family: str
@@ -35,7 +44,7 @@ class Cell:
         key: What it is about.
         published_epochs: Epochs of the published recipe for this set; None where a preset has its own rule.
         splits: Scores of every split, in order.
-        facts: How it was made: recipe, seed, number of draws, seconds, versions.
+        facts: How it was made: recipe, seed, number of draws, seconds, versions, `identity` of data and settings.
     """
 
     key: CellKey
@@ -50,8 +59,10 @@ class Cell:
 
     @property
     def is_partial(self) -> bool:
-        """Whether it was trained for fewer epochs than published."""
-        return self.published_epochs is not None and self.key.epochs < self.published_epochs
+        """Whether it was trained for fewer epochs than published, or than the preset's own rule might take."""
+        if self.published_epochs is None:
+            return self.key.epochs > 0
+        return self.key.epochs < self.published_epochs
 
 
 class CellStore:
@@ -61,10 +72,16 @@ class CellStore:
         self.root = Path(root)
         self.finished, self.unfinished = self.root / "cells", self.root / "unfinished"
 
-    def load(self, key: CellKey) -> Cell | None:
-        """A finished cell, None if there is none."""
+    def load(self, key: CellKey, identity: Mapping[str, Any] | None = None) -> Cell | None:
+        """A finished cell, None if there is none; one that was made with another `identity` is an error."""
         path = self.finished / f"{key.name}.json"
-        return _read_cell(path) if path.exists() else None
+        if not path.exists():
+            return None
+        cell = _read_cell(path)
+        if identity is not None:
+            stated = {name: cell.facts[name] for name in ("seed", "num_samples") if name in cell.facts}
+            _compare(path, cell.facts.get("identity", stated), identity)
+        return cell
 
     def save(self, cell: Cell) -> Path:
         """Write a finished cell and forget its parts; a cell that exists is never replaced."""
@@ -82,8 +99,7 @@ class CellStore:
         if not path.exists():
             return []
         content = json.loads(path.read_text(encoding="utf-8"))
-        if content["identity"] != json.loads(json.dumps(identity)):
-            raise ValueError(f"{path} was begun with other settings; choose another output folder, or remove it")
+        _compare(path, content["identity"], identity)
         return content["splits"]
 
     def save_splits(self, key: CellKey, identity: Mapping[str, Any], splits: list[SplitScores]) -> None:
@@ -96,13 +112,39 @@ class CellStore:
         return (_read_cell(path) for path in sorted(self.finished.glob("*.json")))
 
     def furthest(self) -> dict[tuple[str, str, str], Cell]:
-        """(preset, family, data set) -> its finished cell with the most epochs."""
+        """(preset, family, data set) -> its finished cell with the most epochs; a preset's own rule is above them."""
         best: dict[tuple[str, str, str], Cell] = {}
         for cell in self:
             place = (cell.key.preset, cell.key.family, cell.key.dataset)
-            if place not in best or cell.key.epochs > best[place].key.epochs:
+            if place not in best or (cell.key.epochs or math.inf) > (best[place].key.epochs or math.inf):
                 best[place] = cell
         return best
+
+
+def dataset_digest(dataset: UCIDataset) -> str:
+    """A hash of all rows and splits."""
+    digest = hashlib.blake2b(digest_size=8)
+    for array in (dataset.features, dataset.targets, *(index for pair in dataset.indices for index in pair)):
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def check_identity(path: Path, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """What was made from other data or with other settings must be neither continued nor taken for the result."""
+    expected = json.loads(json.dumps(expected))
+    different = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
+    if different:
+        raise ValueError(
+            f"{path} was made with another {', '.join(different)}; choose another output folder, or move it away"
+        )
+
+
+def _compare(path: Path, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """`check_identity` of what a file states: older ones do not state everything."""
+    unstated = {name: value for name, value in expected.items() if name not in found}
+    if unstated:
+        warnings.warn(f"{path} does not state its {', '.join(unstated)}; it is taken as it is", stacklevel=3)
+    check_identity(path, {**json.loads(json.dumps(unstated)), **found}, expected)
 
 
 def _read_cell(path: Path) -> Cell:

@@ -1,7 +1,7 @@
 """The command of `eval/eval_tabular.py`: score a saved pipeline, or fit and score all splits of a UCI set."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,11 +14,11 @@ from sklearn.base import clone
 from tqdm.auto import tqdm
 
 from marigold_uq.calibration import conformal_rows
-from marigold_uq.data.tables import TableError, TableSource, read_table
+from marigold_uq.data.tables import LoadedTable, TableError, TableSource, read_table
 from marigold_uq.data.uci import UCIDataset
 from marigold_uq.evaluation.tabular.estimators import score_estimator
 from marigold_uq.evaluation.tabular.figures import calibration_figure
-from marigold_uq.evaluation.tabular.scores import SplitScores, pooled_curves, score_rows, summarize_splits
+from marigold_uq.evaluation.tabular.scores import SplitScores, Spread, pooled_curves, score_rows, summarize_splits
 from marigold_uq.export import atomic_path, make_folder
 from marigold_uq.pipelines.tabular import TabularRegressionPipeline
 from marigold_uq.plotting import save_figure
@@ -64,9 +64,10 @@ def evaluate_uci(source: UCISource, model: DiffusionRegressor, *, num_samples: i
 
 
 def evaluate_run(folder: Path, source: TableSource, *, num_samples: int, seed: int) -> list[SplitScores]:
-    """Scores of a trained run (a folder of train_tabular.py) on a table, one entry per target."""
+    """Scores of a trained run (a folder of train_tabular.py) on a table, one entry per target (`target` names it)."""
     folder, table = Path(folder), read_table(source)
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    _check_targets(folder, run, source, table)
     features = table.features
     if run["feature_names"] is not None and table.feature_names is not None:
         missing = [name for name in run["feature_names"] if name not in table.feature_names]
@@ -76,10 +77,8 @@ def evaluate_run(folder: Path, source: TableSource, *, num_samples: int, seed: i
     pipeline = TabularRegressionPipeline.from_pretrained(folder / "model")
     output = pipeline(features, num_samples, seed=run["seed"] + seed)
     targets = table.targets.reshape(len(table.targets), -1)
-    if targets.shape[1] != len(run["target_names"]):
-        raise TableError(f"{folder} predicts {run['target_names']}; {source.path} has {targets.shape[1]} target(s)")
     intervals = _intervals(folder, output.mean, output.std)
-    return [
+    scores = [
         score_rows(
             output.samples[..., c],
             targets[:, c],
@@ -89,6 +88,17 @@ def evaluate_run(folder: Path, source: TableSource, *, num_samples: int, seed: i
         )
         for c, scale in enumerate(run["target_scale"])
     ]
+    if len(scores) == 1:
+        return scores
+    return [{**one, "target": name} for one, name in zip(scores, run["target_names"], strict=True)]
+
+
+def _check_targets(folder: Path, run: Mapping[str, Any], source: TableSource, table: LoadedTable) -> None:
+    """The same targets in the same order; arrays without names of columns are only counted."""
+    expected, found = run["target_names"], table.target_names
+    is_named = run["feature_names"] is not None and table.feature_names is not None
+    if len(found) != len(expected) or (is_named and found != expected):
+        raise TableError(f"{folder} predicts {', '.join(expected)}; the target of {source.path} is {', '.join(found)}")
 
 
 def _intervals(folder: Path, mean: NDArray[np.float64], std: NDArray[np.float64]) -> list[NDArray[np.float64]] | None:
@@ -104,30 +114,47 @@ def _intervals(folder: Path, mean: NDArray[np.float64], std: NDArray[np.float64]
 
 
 def write_evaluation(output: Path, title: str, splits: Sequence[SplitScores], facts: Mapping[str, Any]) -> str:
-    """metrics.json, metrics.md and calibration.png in a folder that holds no evaluation yet; the table as text."""
+    """metrics.json, metrics.md and calibration.png in a folder that holds no evaluation yet; the table as text.
+
+    Targets have units of their own and are no splits: each gets its own table, and metrics called TARGET/METRIC.
+    """
     if (Path(output) / METRICS_FILE).exists():
         raise FileExistsError(f"{output} holds an evaluation; choose another output")
     make_folder(output)
-    summary = summarize_splits(splits)
-    lines = [f"# {title}", "", "| metric | mean | std over splits | standard error |", "| --- | --- | --- | --- |"]
-    for name in (name for name in SHOWN if name in summary):
-        spread = summary[name]
-        rest = ["" if value is None else f"{value:.3g}" for value in (spread.std, spread.standard_error)]
-        lines.append(f"| {name} | {spread.mean:.5g} | {rest[0]} | {rest[1]} |")
-    text = "\n".join(lines) + "\n"
+    groups: dict[str, list[SplitScores]] = {}
+    for one in splits:
+        groups.setdefault(one.get("target", ""), []).append(one)
+    summaries = {target: summarize_splits(group) for target, group in groups.items()}
+    text = "\n".join([f"# {title}", *(line for block in summaries.items() for line in _block(*block))]) + "\n"
+    metrics = {
+        f"{target}/{name}" if target else name: {"value": spread.mean, **asdict(spread)}
+        for target, summary in summaries.items()
+        for name, spread in summary.items()
+    }
     content = {
         "task": "tabular",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         **facts,
         "average": "mean over splits",
-        "num_splits": len(splits),
-        "metrics": {name: {"value": spread.mean, **asdict(spread)} for name, spread in summary.items()},
+        "num_splits": len(splits) // len(groups),
+        "metrics": metrics,
         "splits": list(splits),
         "versions": versions(),
     }
-    figure = calibration_figure({"": pooled_curves(splits)}, title=title, num_samples=facts["num_samples"])
+    curves = {target: pooled_curves(group) for target, group in groups.items()}
+    figure = calibration_figure(curves, title=title, num_samples=facts["num_samples"])
     save_figure(figure, Path(output) / "calibration.png", overwrite=True)
     for name, written in (("metrics.md", text), (METRICS_FILE, json.dumps(content, indent=1, allow_nan=False) + "\n")):
         with atomic_path(Path(output) / name, overwrite=True) as temporary:
             temporary.write_text(written, encoding="utf-8")
     return text
+
+
+def _block(target: str, summary: Mapping[str, Spread]) -> Iterator[str]:
+    """The table of one target, below its name if it has one."""
+    yield from ["", f"## {target}", ""] if target else [""]
+    yield from ["| metric | mean | std over splits | standard error |", "| --- | --- | --- | --- |"]
+    for name in (name for name in SHOWN if name in summary):
+        spread = summary[name]
+        rest = ["" if value is None else f"{value:.3g}" for value in (spread.std, spread.standard_error)]
+        yield f"| {name} | {spread.mean:.5g} | {rest[0]} | {rest[1]} |"

@@ -1,15 +1,16 @@
 """Fill the cells of the UCI table: presets and families x data sets, to any number of epochs, resumable."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tqdm.auto import tqdm
 
 from marigold_uq.data.uci import UCIDataset
-from marigold_uq.evaluation.tabular.cells import Cell, CellKey, CellStore
+from marigold_uq.evaluation.tabular.cells import Cell, CellKey, CellStore, dataset_digest
 from marigold_uq.evaluation.tabular.estimators import score_all_splits
 from marigold_uq.evaluation.tabular.scores import SplitScores
 from marigold_uq.evaluation.tabular.stacked import StackedRun, StackedTask, score_splits
@@ -92,11 +93,13 @@ def reproduce(plan: Reproduction, *, verbose: bool = True) -> Iterator[tuple[Cel
     """Make every cell that is not there yet, and yield all of them as they come.
 
     A killed process loses at most `checkpoint_seconds` of training, or one split of a preset that is fitted split by
-    split; Ctrl-C and SIGTERM in the training of a stack save first and raise `Interrupted`.
+    split; Ctrl-C and SIGTERM in the training of a stack save first and raise `Interrupted`. A finished cell of other
+    data or with another seed or number of draws is an error.
     """
     store, keys = CellStore(plan.output), plan.keys()
+    digest = cache(lambda name: dataset_digest(UCIDataset.load(plan.data, name)))
     for number, key in enumerate(keys):
-        cell = store.load(key)
+        cell = store.load(key, _identity(plan, key, digest(key.dataset)))
         if cell is None:
             if verbose:
                 tqdm.write(f"cell {number + 1} of {len(keys)}: {key.name}")
@@ -132,7 +135,7 @@ def _stacked_cell(plan: Reproduction, key: CellKey, dataset: UCIDataset, verbose
     splits = score_splits(run.pipeline(), dataset, num_samples=plan.num_samples, seed=plan.seed, verbose=verbose)
     sampling = time.process_time() - start
     facts = {"train_cpu_seconds": run.seconds, "sample_cpu_seconds": sampling, "recipe": asdict(recipe)}
-    return Cell(key, published, splits, {**_common_facts(plan), **facts})
+    return Cell(key, published, splits, {**_common_facts(plan, key, dataset), **facts})
 
 
 def _estimator_cell(plan: Reproduction, key: CellKey, dataset: UCIDataset, verbose: bool) -> Cell:
@@ -141,11 +144,14 @@ def _estimator_cell(plan: Reproduction, key: CellKey, dataset: UCIDataset, verbo
     changes: dict[str, Any] = {} if key.family == OWN else {"noise_family": key.family}
     if key.epochs:
         changes["max_epochs"] = key.epochs
-    identity = {"preset": key.preset, "seed": plan.seed, "num_samples": plan.num_samples, **changes}
+    if key.family == "sample":
+        changes["num_draws"] = plan.num_draws
+    identity = {"preset": key.preset, **_identity(plan, key, dataset_digest(dataset)), **changes}
     done = store.load_splits(key, identity)
     bar = tqdm(total=dataset.num_splits, initial=len(done), desc=key.name, unit="split", disable=not verbose)
 
     def keep(scores: list[SplitScores]) -> None:
+        _common_recipe(key, scores)
         store.save_splits(key, identity, scores)
         bar.update()
 
@@ -159,9 +165,22 @@ def _estimator_cell(plan: Reproduction, key: CellKey, dataset: UCIDataset, verbo
             keep=keep,
             settings=_choices_of,
         )
-    recipe = splits[0]["recipe"]  # the same rule for all splits, which have equally many rows
+    recipe = _common_recipe(key, splits)
     splits = [{name: value for name, value in split.items() if name != "recipe"} for split in splits]
-    return Cell(key, None, splits, {**_common_facts(plan), "recipe": recipe})
+    return Cell(key, None, splits, {**_common_facts(plan, key, dataset), "recipe": recipe})
+
+
+def _common_recipe(key: CellKey, splits: Sequence[SplitScores]) -> dict[str, Any]:
+    """The recipe of all splits: the same rule for all of them, which have equally many rows."""
+    recipe: dict[str, Any] = splits[0]["recipe"]
+    for number, other in enumerate(split["recipe"] for split in splits):
+        different = sorted(name for name in {*recipe, *other} if recipe.get(name) != other.get(name))
+        if different:
+            raise ValueError(
+                f"{key.name}: split {number} has another {', '.join(different)} than split 0, so the rule of the "
+                "preset has changed since; choose another output folder, or remove the unfinished cell"
+            )
+    return recipe
 
 
 def _choices_of(model: Any) -> dict[str, Any]:
@@ -169,5 +188,12 @@ def _choices_of(model: Any) -> dict[str, Any]:
     return {"epochs": [int(epoch) for epoch in model.n_epochs_], "recipe": asdict(model.recipe_)}
 
 
-def _common_facts(plan: Reproduction) -> dict[str, Any]:
-    return {"seed": plan.seed, "num_samples": plan.num_samples, "versions": versions()}
+def _identity(plan: Reproduction, key: CellKey, digest: str) -> dict[str, Any]:
+    """What the scores of a cell depend on, besides its key."""
+    draws = {"num_draws": plan.num_draws} if key.family == "sample" else {}
+    return {"data": digest, "seed": plan.seed, "num_samples": plan.num_samples, **draws}
+
+
+def _common_facts(plan: Reproduction, key: CellKey, dataset: UCIDataset) -> dict[str, Any]:
+    identity = _identity(plan, key, dataset_digest(dataset))
+    return {"seed": plan.seed, "num_samples": plan.num_samples, "identity": identity, "versions": versions()}

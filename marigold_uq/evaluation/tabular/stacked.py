@@ -5,7 +5,6 @@ few minutes. Training has no end of its own, so a run can be looked at after any
 """
 
 import copy
-import hashlib
 import json
 import time
 from collections.abc import Sequence
@@ -18,13 +17,14 @@ import torch
 from tqdm.auto import tqdm
 
 from marigold_uq.data.uci import UCIDataset
+from marigold_uq.evaluation.tabular.cells import check_identity, dataset_digest
 from marigold_uq.evaluation.tabular.scores import SplitScores, score_rows
 from marigold_uq.export import atomic_path, make_folder
 from marigold_uq.models.stacked_mlp import StackedBaseline, StackedMLP
 from marigold_uq.pipelines.tabular import TabularRegressionPipeline
 from marigold_uq.randomness import member_seed
 from marigold_uq.tabular.checkpoint import Checkpoints
-from marigold_uq.tabular.fitting import Table, _build_denoiser, _Standardised, fit_mlp_baseline
+from marigold_uq.tabular.fitting import Standardised, Table, build_denoiser, fit_mlp_baseline
 from marigold_uq.tabular.recipe import Recipe
 from marigold_uq.tabular.rows import StackedRows
 from marigold_uq.tabular.training import StackedTrainer
@@ -58,7 +58,7 @@ class StackedTask:
         """One seed per split."""
         return [member_seed(self.seed, split) for split in range(self.dataset.num_splits)]
 
-    def models(self) -> list[_Standardised]:
+    def models(self) -> list[Standardised]:
         """Standardised training rows of every model, the members of a split side by side."""
         tables = [
             Table(split.train_features, split.train_targets[:, None], np.ones(len(split.train_targets)))
@@ -66,16 +66,13 @@ class StackedTask:
         ]
         members = range(self.recipe.num_members)
         pairs = zip(tables, self.seeds(), strict=True)
-        return [_Standardised.of(table, member_seed(seed, member)) for table, seed in pairs for member in members]
+        return [Standardised.of(table, member_seed(seed, member)) for table, seed in pairs for member in members]
 
     def identity(self, settings: Sequence[str] | None = None) -> dict[str, Any]:
         """Data, seed and the settings that a saved state depends on (all but the number of epochs by default)."""
-        digest = hashlib.blake2b(digest_size=8)
-        for array in (self.dataset.features, self.dataset.targets, *(i for pair in self.dataset.indices for i in pair)):
-            digest.update(np.ascontiguousarray(array).tobytes())
         recipe = asdict(self.recipe)
         names = [name for name in recipe if name != "max_epochs"] if settings is None else settings
-        return {"data": digest.hexdigest(), "seed": self.seed, **{name: recipe[name] for name in names}}
+        return {"data": dataset_digest(self.dataset), "seed": self.seed, **{name: recipe[name] for name in names}}
 
 
 class StackedRun:
@@ -98,14 +95,14 @@ class StackedRun:
     ) -> None:
         self.task, self.folder, self.verbose = task, Path(folder), verbose
         self.seconds_between = checkpoint_seconds
-        self.state_path = self.folder / f"{task.dataset.name}-{task.recipe.noise_family}.pt"
+        self.state_path = state_path(self.folder, task.dataset.name, task.recipe.noise_family)
         make_folder(self.folder)
         models = task.models()
         self.seconds = 0.0  # of processor time in training the denoiser, over all processes
         self.baseline = self._fitted_baseline(models)
         self.scheduler = task.recipe.scheduler()
         recipe = replace(task.recipe, max_epochs=NO_END)
-        self.network, self.trainer = _build_denoiser(models, self._fitted(models), recipe, self.scheduler)
+        self.network, self.trainer = build_denoiser(models, self._fitted(models), recipe, self.scheduler)
         if self.state_path.exists():
             self._resume()
 
@@ -154,22 +151,27 @@ class StackedRun:
 
     def _resume(self) -> None:
         state = torch.load(self.state_path, weights_only=True)
-        _check_identity(self.state_path, state["identity"], self.task.identity())
+        check_identity(self.state_path, state["identity"], self.task.identity())
         self.trainer.load_state_dict(state["trainer"])
         self.seconds = state["seconds"]
 
-    def _fitted_baseline(self, models: Sequence[_Standardised]) -> StackedBaseline:
+    def _fitted_baseline(self, models: Sequence[Standardised]) -> StackedBaseline:
         """Fitted once for all families of a set; a second call loads what the first one saved."""
         fingerprint = json.dumps(self.task.identity(BASELINE_SETTINGS))
         checkpoints = Checkpoints(self.folder / f"{self.task.dataset.name}-baseline", fingerprint, self.seconds_between)
         return fit_mlp_baseline(models, self.task.recipe, self.verbose, checkpoints)
 
     @torch.no_grad()
-    def _fitted(self, models: Sequence[_Standardised]) -> list[torch.Tensor]:
+    def _fitted(self, models: Sequence[Standardised]) -> list[torch.Tensor]:
         """What the baseline says about each model's training rows, (n, 1) each."""
         rows = StackedRows.stack([{"features": model.features} for model in models])
         values = self.baseline(rows.columns["features"])
         return [values[s, :count] for s, count in enumerate(rows.counts)]
+
+
+def state_path(folder: Path, dataset: str, family: str) -> Path:
+    """The file of a training."""
+    return Path(folder) / f"{dataset}-{family}.pt"
 
 
 def build_trainers(task: StackedTask, *, together: bool) -> list[StackedTrainer]:
@@ -179,7 +181,7 @@ def build_trainers(task: StackedTask, *, together: bool) -> list[StackedTrainer]
     scheduler = task.recipe.scheduler()
     recipe = replace(task.recipe, max_epochs=NO_END)
     zeros = [[torch.zeros_like(model.targets) for model in group] for group in groups]
-    return [_build_denoiser(g, z, recipe, scheduler)[1] for g, z in zip(groups, zeros, strict=True)]
+    return [build_denoiser(g, z, recipe, scheduler)[1] for g, z in zip(groups, zeros, strict=True)]
 
 
 def score_splits(
@@ -199,13 +201,3 @@ def score_splits(
         scale = float(split.train_targets.std())
         scores.append(score_rows(samples, split.test_targets, target_scale=scale, seed=seed))
     return scores
-
-
-def _check_identity(path: Path, found: dict[str, Any], expected: dict[str, Any]) -> None:
-    """A saved state of other data or another recipe must not be continued."""
-    expected = json.loads(json.dumps(expected))
-    different = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
-    if different:
-        raise ValueError(
-            f"{path} was made with another {', '.join(different)}; choose another output folder, or move it away"
-        )

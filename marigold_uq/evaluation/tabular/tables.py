@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-from marigold_uq.evaluation.tabular.cells import Cell, CellKey
+from marigold_uq.evaluation.tabular.cells import Cell
 from marigold_uq.evaluation.tabular.scores import Spread
 
 Place = tuple[str, str, str]
@@ -150,7 +150,6 @@ def results_json(cells: Iterable[Cell]) -> list[dict[str, Any]]:
 
 
 __all__ = [
-    "CellKey",
     "Reference",
     "Unit",
     "coverage_entry",
