@@ -68,7 +68,10 @@ class FieldForecastPipeline(PublishablePipeline):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any) -> Self:
-        """As in diffusers, a folder or a name on the Hub; the encoder's buffers keep float32."""
+        """As in diffusers, a folder or a name on the Hub; `dtype` is the network's, other parts keep float32."""
+        for name in ("dtype", "torch_dtype"):
+            if isinstance(kwargs.get(name), torch.dtype):
+                kwargs[name] = {"default": torch.float32, "unet": kwargs[name]}
         return super().from_pretrained(pretrained_model_name_or_path, **kwargs)
 
     def set_calibration(self, calibration: Calibration, lead_kappas: Sequence[float] | None = None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, Self
@@ -25,8 +27,10 @@ TAIL = ("lead_time", "variable", "lat", "lon")
 class Earth2StudioPrognostic:
     """`__call__`, `create_iterator`, `input_coords`, `output_coords` and `to`, as `earth2studio.run` expects them.
 
-    Every entry of the leading dimensions (ensemble, time, ...) is one member that draws from its own stream, so an
-    ensemble needs no perturbation of the initial state.
+    Every entry of the leading dimensions (ensemble, time, ...) is one member that draws from its own stream, which
+    follows from the seed, the value of the ensemble coordinate, the date and the lead time alone: an ensemble needs no
+    perturbation of the initial state, and may be cut into mini-batches. Members are those of the sampler: kappa, which
+    stretches a whole ensemble around its mean, is not applied.
 
     Args:
         pipeline: A pipeline on latitude and longitude that predicts all its variables.
@@ -48,6 +52,12 @@ class Earth2StudioPrognostic:
             raise ValueError("earth2studio's models live on latitude, longitude and dates; this pipeline does not")
         if list(config.targets) != list(config.variables):
             raise ValueError(f"a prognostic model predicts all it needs; this one only {list(config.targets)}")
+        if any(kappa != 1 for kappa in pipeline.kappas):
+            warnings.warn(
+                f"members come one by one, so the calibrated kappas {pipeline.kappas} are not applied: stretch the "
+                "finished ensemble with marigold_uq.pipelines.field_output.stretch",
+                stacklevel=2,
+            )
         self.pipeline, self.seed, self.num_inference_steps = pipeline, seed, num_inference_steps
         names = variable_names or {}
         self.variables = np.array([names.get(name, name) for name in config.variables])
@@ -88,7 +98,7 @@ class Earth2StudioPrognostic:
         """One step: x (..., num_history, variables, lat, lon) -> (..., 1, variables, lat, lon)."""
         output = self.output_coords(coords)
         history = x.flatten(0, -5) if x.ndim > 4 else x.unsqueeze(0)
-        new = self._advance(history, self._times(x, coords), self._streams(len(history)))
+        new = self._advance(history, self._times(x, coords), self._streams(x, coords))
         return new.reshape(*x.shape[:-4], 1, *x.shape[-3:]), output
 
     def create_iterator(self, x: Tensor, coords: Coordinates) -> Iterator[tuple[Tensor, Coordinates]]:
@@ -96,10 +106,9 @@ class Earth2StudioPrognostic:
         self.output_coords(coords)
         yield x[..., -1:, :, :, :], OrderedDict({**coords, "lead_time": np.asarray(coords["lead_time"])[-1:]})
         history = x.flatten(0, -5) if x.ndim > 4 else x.unsqueeze(0)
-        streams = self._streams(len(history))
         while True:
             output = self.output_coords(coords)
-            new = self._advance(history, self._times(x, coords), streams)
+            new = self._advance(history, self._times(x, coords), self._streams(x, coords))
             yield new.reshape(*x.shape[:-4], 1, *x.shape[-3:]), output
             history = torch.cat([history[:, 1:], new.unsqueeze(1)], 1)
             coords = OrderedDict({**coords, "lead_time": np.asarray(coords["lead_time"]) + self.step})
@@ -109,8 +118,14 @@ class Earth2StudioPrognostic:
         self.pipeline.prepare_steps(self.num_inference_steps)
         return self.pipeline.advance(history.float(), time, streams)[0].to(history)
 
-    def _streams(self, count: int) -> list[torch.Generator]:
-        return [torch.Generator().manual_seed(member_seed(self.seed, index)) for index in range(count)]
+    def _streams(self, x: Tensor, coords: Coordinates) -> list[torch.Generator]:
+        """A stream for this step of every member, by its coordinates and not by its place in the batch."""
+        lead = int(np.asarray(coords["lead_time"])[-1].astype("timedelta64[s]").astype(np.int64))
+        keys = [
+            _stream_keys(name, np.asarray(coords[name]), size) for name, size in zip(coords, x.shape[:-4], strict=False)
+        ]
+        seeds = [member_seed(self.seed, *place, lead % 2**32) for place in itertools.product(*keys)]
+        return [torch.Generator().manual_seed(seed) for seed in seeds]
 
     def _times(self, x: Tensor, coords: Coordinates) -> Tensor | None:
         """Seconds since 1970 of the last state of every member, (n,)."""
@@ -123,3 +138,14 @@ class Earth2StudioPrognostic:
         seconds = np.asarray(coords["time"]).astype("datetime64[s]").astype(np.float64) + lead
         shape = [len(seconds) if position == axis else 1 for position in range(x.ndim - 4)]
         return torch.from_numpy(np.broadcast_to(seconds.reshape(shape), x.shape[:-4]).flatten())
+
+
+def _stream_keys(name: str, values: np.ndarray, size: int) -> list[int]:
+    """A number >= 0 for each entry of a leading dimension: its value, seconds for dates, or its place where unnamed."""
+    if len(values) != size:  # earth2studio's `batch` has no values
+        return list(range(size))
+    if np.issubdtype(values.dtype, np.datetime64):
+        return [int(value) % 2**63 for value in values.astype("datetime64[s]").astype(np.int64)]
+    if not np.issubdtype(values.dtype, np.integer):
+        raise ValueError(f"members are told apart by whole numbers and dates; {name} holds {values.dtype}")
+    return [int(value) % 2**63 for value in values]

@@ -83,7 +83,7 @@ class FieldForecast(BaseOutput):
         return member_quantiles(self.members, list(levels))
 
     def to_xarray(self, convention: Convention = "weatherbenchx", *, members: bool = True) -> Any:
-        """A Dataset with a variable per channel, and <variable>_mean, _spread and _epistemic beside the members.
+        """A Dataset with a variable per channel, and <variable>_mean, _spread, _epistemic and _quantile beside it.
 
         Dimensions have the names of `convention`. Times become dates where the model knows dates.
         """
@@ -103,8 +103,12 @@ class FieldForecast(BaseOutput):
             for name, values in statistics.items():
                 if values is not None:
                     content[f"{variable}_{name}"] = ([init, lead, *space], values[:, :, channel].cpu().numpy())
+            if self.quantile_levels:
+                levels = self.quantiles[:, :, :, channel].cpu().numpy()
+                content[f"{variable}_quantile"] = (["quantile", init, lead, *space], levels)
         coordinates = {
             names["member"]: np.arange(len(self.members)),
+            "quantile": np.asarray(self.quantile_levels, np.float64),
             init: self._as_times(self._inits(), "datetime64[ns]"),
             lead: self._as_times(self.lead_times, "timedelta64[ns]"),
             **dict(zip(space, self.coordinates.values(), strict=True)),

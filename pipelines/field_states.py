@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from marigold_uq.data.fields.equation import FieldDataError, Floats
-from marigold_uq.data.fields.sequences import require_grid
-from marigold_uq.data.fields.weather import RENAMED
+from marigold_uq.data.fields.sequences import GRID_TOLERANCE, require_grid
+from marigold_uq.data.fields.weather import FULL_CIRCLE, RENAMED, find_variable
 from marigold_uq.models.field_encoder import FieldEncoder
 
 
@@ -58,25 +58,38 @@ def _times(time: ArrayLike | None, batch: int, encoder: FieldEncoder) -> Floats 
 
 
 def _from_xarray(state: Any, encoder: FieldEncoder) -> InitialStates:
-    """One forecast from the last states of a Dataset (or of a DataArray of the only variable)."""
+    """One forecast from the last states of a Dataset (or of a DataArray of the only variable).
+
+    As in `open_weather` a level of a variable is name_level.
+    """
     config = encoder.config
     data = state if hasattr(state, "data_vars") else state.to_dataset(name=state.name or config.variables[0])
     data = data.rename({old: new for old, new in RENAMED.items() if old in data.dims})
-    missing = [name for name in config.variables if name not in data.data_vars]
-    if missing:
-        raise FieldDataError(
-            f"missing variable {', '.join(missing)}; the state holds {sorted(map(str, data.data_vars))}"
-        )
     absent = [axis for axis in ("time", *encoder.coordinates) if axis not in data.coords]
     if absent:
         raise FieldDataError(f"the state lacks the coordinates {absent}; it has {sorted(map(str, data.coords))}")
+    data = _model_grid(data, encoder)
     require_grid("the state", {axis: data[axis].values for axis in encoder.coordinates}, encoder.coordinates)
     times = _checked_times(data["time"].values, encoder)
     dims = ("time", *encoder.coordinates)
-    arrays = [data[name].transpose(*dims).values[-config.num_history :].astype(np.float32) for name in config.variables]
-    history = torch.from_numpy(np.stack(arrays, 1)).unsqueeze(0)
+    last = data.isel(time=slice(-config.num_history, None))
+    fields = [find_variable(last, name, "the state").transpose(*dims) for name in config.variables]
+    history = torch.from_numpy(np.stack([one.values.astype(np.float32) for one in fields], 1)).unsqueeze(0)
     encoder.check_history(history)
     return InitialStates(history, times[-1:], from_xarray=True)
+
+
+def _model_grid(data: Any, encoder: FieldEncoder) -> Any:
+    """The model's own grid points of a larger or differently sorted grid; longitudes may differ by whole circles."""
+    for axis, wanted in encoder.coordinates.items():
+        distance = np.abs(np.asarray(data[axis].values, np.float64) - wanted[:, None])  # (wanted, given)
+        if axis == "longitude":
+            distance = np.minimum(distance % FULL_CIRCLE, -distance % FULL_CIRCLE)
+        nearest = distance.argmin(1)
+        slack = GRID_TOLERANCE * float(np.abs(np.diff(wanted)).min()) if len(wanted) > 1 else GRID_TOLERANCE
+        if (distance[np.arange(len(wanted)), nearest] <= slack).all():
+            data = data.isel({axis: nearest}).assign_coords({axis: wanted})
+    return data
 
 
 def _checked_times(values: Any, encoder: FieldEncoder) -> Floats:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+from torch import Tensor
+
 from marigold_uq import plotting
-from marigold_uq.data.fields import Transitions, statistics_of
+from marigold_uq.data.fields import FieldSequences, Transitions, statistics_of
 from marigold_uq.evaluation import field_figures as figures
 from marigold_uq.evaluation.field_forecasters import Climatology, Forecaster, Persistence, PipelineForecaster
-from marigold_uq.evaluation.field_scores import score_forecasts, spread_windows
+from marigold_uq.evaluation.field_scores import accumulate_scores, spread_windows
 from marigold_uq.evaluation.options import plain
 from marigold_uq.evaluation.summary import as_json
 from marigold_uq.export import atomic_path, make_folder
@@ -27,6 +31,7 @@ from marigold_uq.training.run_folder import versions
 METRICS_FILE, REPORT_FILE = "metrics.json", "report.md"
 SHOWN = ("rmse", "crps", "energy_score", "gaussian_nll", "coverage", "spread_skill_ratio")
 CURVES = ("rmse", "crps", "coverage", "spread_skill_ratio")
+PAIRED = "crps_of_windows"
 MIN_SCALE_SHARE = 1e-3
 """The floor of the NLL's standard deviation, as a share of the deviation of the training increments."""
 
@@ -39,6 +44,8 @@ class FieldEvaluation:
         data: The data the model was trained with; the part `split` is scored.
         model: Folder or Hub name of a pipeline; or "persistence" or "climatology".
         output: Folder of the results.
+        targets: Variables that are scored; null takes those that the model predicts, or all for a baseline.
+        num_history: States before the first future one of a window; null takes the model's, or 2 for a baseline.
         split: "test" or "validation".
         members: Members of each forecast; coverage wants at least 39.
         steps: Denoising steps; null takes the model's own number.
@@ -55,6 +62,8 @@ class FieldEvaluation:
     data: FieldData
     model: str = "persistence"
     output: Path = Path("runs/field/evaluation")
+    targets: list[str] | None = None
+    num_history: int | None = None
     split: Literal["test", "validation"] = "test"
     members: int = 40
     steps: int | None = None
@@ -75,11 +84,27 @@ def evaluate_field(options: FieldEvaluation, *, command: str | None = None) -> d
         stored = json.loads(path.read_text(encoding="utf-8"))
         if stored["config"] != json.loads(json.dumps(plain(options))):
             raise FileExistsError(f"{path} is of other options: remove it or choose another output")
+        if stored.get("fingerprint") != fingerprint(options.model):
+            raise FileExistsError(
+                f"{path} is of other weights or another calibration than {options.model} has now: remove it or choose "
+                "another output"
+            )
         return stored
     split = open_split(options.data)
     forecaster = make_forecaster(options, split)
     results = score_split(forecaster, options, split)
     return write_results(results, options, forecaster, split, command)
+
+
+def fingerprint(model: str | Path) -> str | None:
+    """SHA-256 of the configs and weights in a pipeline's folder; None for a baseline or a name on the Hub."""
+    if not Path(model).is_dir():
+        return None
+    digest = hashlib.sha256()
+    for path in sorted(path for path in Path(model).rglob("*") if path.suffix in (".json", ".safetensors", ".bin")):
+        digest.update(path.relative_to(model).as_posix().encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 def make_forecaster(options: FieldEvaluation, split: FieldSplit) -> Forecaster:
@@ -90,6 +115,7 @@ def make_forecaster(options: FieldEvaluation, split: FieldSplit) -> Forecaster:
         return Climatology(split.train, num_members=options.members, seed=options.seed)
     pipeline = FieldForecastPipeline.from_pretrained(options.model).to(options.device)
     pipeline.encoder.require_data(getattr(split, options.split))
+    _check_model(options, pipeline)
     return PipelineForecaster(
         pipeline,
         num_members=options.members,
@@ -100,13 +126,32 @@ def make_forecaster(options: FieldEvaluation, split: FieldSplit) -> Forecaster:
     )
 
 
+def _check_model(options: FieldEvaluation, pipeline: FieldForecastPipeline) -> None:
+    """Refuse before anything is scored."""
+    config = pipeline.encoder.config
+    if options.targets is not None and list(options.targets) != list(config.targets):
+        raise ValueError(f"{options.model} predicts {list(config.targets)}; got targets {list(options.targets)}")
+    if options.num_history not in (None, config.num_history):
+        raise ValueError(f"{options.model} sees {config.num_history} states; got num_history {options.num_history}")
+    if options.num_rollouts and options.num_leads > 1 and list(config.targets) != list(config.variables):
+        raise ValueError(
+            f"{options.model} predicts {list(config.targets)} of {list(config.variables)} and cannot be rolled out: "
+            "set num_rollouts to 0"
+        )
+
+
 def score_split(forecaster: Forecaster, options: FieldEvaluation, split: FieldSplit) -> dict[str, dict[str, Any]]:
-    """One-step and rollout scores: part -> metric -> {value (L, ...), standard_error, num_samples}, plain numbers."""
+    """One-step and rollout scores: part -> metric -> {value (L, ...), standard_error, num_samples}, plain numbers.
+
+    `crps_of_windows` of each part is the CRPS of every window, {window: (L,)}, for differences of paired forecasts.
+    """
     sequences = getattr(split, options.split)
     pipeline = getattr(forecaster, "pipeline", None)
-    select = {} if pipeline is None else {"select_targets": pipeline.encoder.select_targets}
-    history = 2 if pipeline is None else pipeline.encoder.config.num_history
-    spread = max(one.increment_std for one in statistics_of(split.train).values())
+    targets = list(options.targets or split.train.variables) if pipeline is None else pipeline.encoder.config.targets
+    history = (options.num_history or 2) if pipeline is None else pipeline.encoder.config.num_history
+    select = _selector(split.train, targets)
+    statistics = statistics_of(split.train)
+    spread = max(statistics[name].increment_std for name in targets)
     leads = {"one_step": (1, options.num_one_step), "rollout": (options.num_leads, options.num_rollouts)}
     results = {}
     for part, (num_leads, count) in leads.items():
@@ -114,16 +159,28 @@ def score_split(forecaster: Forecaster, options: FieldEvaluation, split: FieldSp
             continue
         hours = target_hours(options.data)
         windows = Transitions(sequences, num_history=history, num_leads=num_leads, target_hours=hours)
-        found = score_forecasts(
+        found = accumulate_scores(
             forecaster,
             windows,
             spread_windows(count, len(windows)),
+            select_targets=select,
+            select_members=select if pipeline is None else lambda members: members,
             min_scale=MIN_SCALE_SHARE * spread,
             level=options.level,
-            **select,
         )
-        results[part] = as_json(found)
+        table = found.samples()["crps"]
+        results[part] = as_json(found.compute())
+        results[part][PAIRED] = {str(i): row for i, row in zip(table.ids, table.values.tolist(), strict=True)}
     return results
+
+
+def _selector(train: FieldSequences, targets: Sequence[str]) -> Callable[[Tensor], Tensor]:
+    """What takes the target channels of states (..., C, *space)."""
+    unknown = [name for name in targets if name not in train.variables]
+    if unknown:
+        raise ValueError(f"targets are some of the variables {list(train.variables)}; got {list(targets)}")
+    channels = torch.tensor([train.variables.index(name) for name in targets])
+    return lambda states: states.index_select(states.ndim - 1 - len(train.coordinates), channels)
 
 
 def write_results(
@@ -136,7 +193,7 @@ def write_results(
     """metrics.json comes last and marks the end."""
     one_step = {
         name: {key: _first(value) for key, value in entry.items()}
-        for name, entry in results["one_step"].items()
+        for name, entry in results.get("one_step", {}).items()
         if name in SHOWN
     }
     honest = expected_coverage(options.members, options.level) if options.members > 1 else None
@@ -147,12 +204,13 @@ def write_results(
         "command": command,
         "predictor": {"name": forecaster.name, "model": options.model, "members": options.members},
         "data": {"name": split.test.source, "title": Path(split.test.source).stem},
-        "num_samples": options.num_one_step,
+        "num_samples": one_step["rmse"]["num_samples"] if one_step else 0,
         "expected_coverage": honest,
         "lead_time_step": split.test.time_step,
         "metrics": one_step,
         **results,
         "config": json.loads(json.dumps(plain(options))),
+        "fingerprint": fingerprint(options.model),
         "versions": versions(),
     }
     make_folder(options.output)
@@ -165,7 +223,9 @@ def write_results(
 
 def report(models: Mapping[str, Mapping[str, Any]], leads: Sequence[int] | None = None) -> str:
     """Tables in Markdown: one step ahead, and at some lead times of the rollout."""
-    parts = ["## One step ahead\n", table(models, "one_step", 0)]
+    parts = []
+    if any("one_step" in metrics for metrics in models.values()):
+        parts += ["## One step ahead\n", table(models, "one_step", 0)]
     for lead in leads or _some_leads(models):
         parts += [f"\n## Rollout, lead time {lead}\n", table(models, "rollout", lead - 1)]
     return "\n".join(parts) + "\n"

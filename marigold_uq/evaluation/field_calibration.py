@@ -1,17 +1,19 @@
-"""Choose tau, kappa, the number of steps and the colour of the noise on validation windows never seen in training.
+"""Choose the number of steps, the colour of the noise, tau and kappa on validation windows never seen in training.
 
-All candidates are compared by the fair CRPS one step ahead, with the same random numbers. The winner is stored in the
-pipeline; then one kappa per lead time is chosen on rollouts, because errors that grow with the lead time are not the
-one-step model's to know.
+All candidates roll out from the same windows with the same random numbers and are compared by the fair CRPS after the
+best kappa of each lead time, averaged over lead times. One step ahead would not do: the CRPS sees each point by itself,
+and whether members are as smooth as the truth shows only once they are fed back. tau is searched for the winner alone.
+The winner and its kappas, smoothed over lead times, are stored in the pipeline.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +27,12 @@ from marigold_uq.evaluation.field_forecasters import PipelineForecaster
 from marigold_uq.evaluation.field_scores import spread_windows
 from marigold_uq.models.noise_color import NoiseColor
 from marigold_uq.pipelines.field import FieldForecastPipeline
+from marigold_uq.pipelines.field_output import stretch
+
+COLOR_WINDOWS = 4
+"""Windows behind the colour for each that scores it."""
+SMOOTHED = 2
+"""Lead times on each side that a kappa is averaged with."""
 
 
 @dataclass(frozen=True)
@@ -33,24 +41,24 @@ class CalibrationOptions:
 
     Args:
         steps: Numbers of denoising steps to compare.
-        num_windows: Validation windows for the one-step choice.
-        num_members: Members; kappa holds for as many.
-        max_evaluations: How often tau is tried for each number of steps.
+        num_windows: Validation windows that are rolled out.
+        num_members: Members behind the kappas, which hold for as many.
+        choice_members: Members behind the choice of steps, colour and tau; the fair CRPS needs few.
+        max_evaluations: How often tau is tried, at least 4; 0 leaves it at 1.
         tau_bounds: Of the search.
         color: Also try coloured noise, for family "gaussian".
-        num_rollouts: Validation windows for the kappa of each lead time.
-        num_leads: Lead times that get a kappa.
+        num_leads: Lead times of the rollouts; one for a model that cannot be rolled out.
         seed: Of the members.
         max_batch_size: Chains per network call.
     """
 
-    steps: list[int] = field(default_factory=lambda: [5, 20])
+    steps: list[int] = field(default_factory=lambda: [1, 2, 5])
     num_windows: int = 24
-    num_members: int = 20
-    max_evaluations: int = 7
-    tau_bounds: tuple[float, float] = (0.01, 4.0)
+    num_members: int = 40
+    choice_members: int = 16
+    max_evaluations: int = 6
+    tau_bounds: tuple[float, float] = (0.05, 4.0)
     color: bool = True
-    num_rollouts: int = 8
     num_leads: int = 10
     seed: int = 1
     max_batch_size: int = 128
@@ -58,15 +66,23 @@ class CalibrationOptions:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One setting and its score."""
+    """One setting and its CRPS, averaged over lead times; `kappas` has one per lead time."""
 
     name: str
     steps: int
     tau: float
-    kappa: float
+    kappas: tuple[float, ...]
     colored: bool
     crps: float
     curve: tuple[tuple[float, float], ...] = ()
+
+
+class Rollouts(NamedTuple):
+    """Validation windows, their numbers, and what happened after them, (B, L, C, *space)."""
+
+    batch: dict[str, Any]
+    ids: list[int]
+    target: Tensor
 
 
 def calibrate_field(
@@ -79,29 +95,45 @@ def calibrate_field(
     """Compare the candidates, store the best in the pipeline, and return all of them as plain numbers."""
     pipeline.set_calibration(Calibration())
     pipeline.register_modules(noise_color=None)
-    history = pipeline.encoder.config.num_history
-    windows = Transitions(validation, num_history=history, target_hours=target_hours)
-    batch, ids = _batch(windows, options.num_windows)
-    color = fit_color(pipeline, windows, options) if options.color and _is_gaussian(pipeline) else None
-    candidates = _candidates(pipeline, batch, ids, options, color)
-    best = min(candidates, key=lambda one: one.crps)
+    config = pipeline.encoder.config
+    leads = options.num_leads if list(config.targets) == list(config.variables) else 1
+    windows = Transitions(validation, num_history=config.num_history, num_leads=leads, target_hours=target_hours)
+    scored, others = alternate_windows(options.num_windows, len(windows))
+    batch = default_collate([windows[index] for index in scored])
+    rollouts = Rollouts(batch, scored, pipeline.encoder.select_targets(batch["future"]))
+    color = fit_color(pipeline, windows, others, options.seed) if options.color and _is_gaussian(pipeline) else None
+    candidates = _candidates(pipeline, rollouts, options, color)
+    best = min((one for one in candidates if one.name.endswith("kappa")), key=lambda one: one.crps)
     pipeline.register_modules(noise_color=color if best.colored else None)
+    if options.max_evaluations:
+        candidates.append(_with_tau(pipeline, rollouts, options, best))
+        best = min(best, candidates[-1], key=lambda one: one.crps)
     chosen = Calibration(
         tau=best.tau, num_steps=best.steps, num_members=options.num_members, note=f"{best.name} on {validation.source}"
     )
     pipeline.set_calibration(chosen)
-    kappas = lead_kappas(pipeline, validation, options, target_hours)
+    members = _members(pipeline, rollouts, options, best.steps, options.num_members)
+    kappas = smooth(_best_kappas(members, rollouts.target)[0])
     pipeline.set_calibration(chosen, kappas)
-    return {
-        "candidates": [vars(one) for one in candidates],
-        "best": vars(best),
-        "lead_kappas": kappas,
-    }
+    return {"candidates": [vars(one) for one in candidates], "best": vars(best), "lead_kappas": kappas}
 
 
-def _batch(windows: Transitions, count: int) -> tuple[dict[str, Any], list[int]]:
-    ids = spread_windows(count, len(windows))
-    return default_collate([windows[index] for index in ids]), ids
+def alternate_windows(count: int, available: int) -> tuple[list[int], list[int]]:
+    """`count` windows that score, and several times as many for the colour, from alternate stretches of the data."""
+    stretches = 2 * max(1, min(count, available // 2))
+    scored = spread_windows(stretches, available)[::2]
+    places = spread_windows(2 * COLOR_WINDOWS * count, available)
+    return scored, [i for i in places if i * stretches // available % 2 == 1 and i not in scored]
+
+
+def smooth(kappas: Sequence[float]) -> list[float]:
+    """Geometric means with neighbouring lead times; as many before as after, so the first keeps its own."""
+    logs, found = [math.log(kappa) for kappa in kappas], []
+    for lead in range(len(logs)):
+        reach = min(SMOOTHED, lead)
+        near = logs[lead - reach : lead + reach + 1]
+        found.append(math.exp(math.fsum(near) / len(near)))
+    return found
 
 
 def _is_gaussian(pipeline: FieldForecastPipeline) -> bool:
@@ -109,42 +141,65 @@ def _is_gaussian(pipeline: FieldForecastPipeline) -> bool:
 
 
 def _candidates(
-    pipeline: FieldForecastPipeline,
-    batch: dict[str, Any],
-    ids: list[int],
-    options: CalibrationOptions,
-    color: NoiseColor | None,
+    pipeline: FieldForecastPipeline, rollouts: Rollouts, options: CalibrationOptions, color: NoiseColor | None
 ) -> list[Candidate]:
-    """As it is, tau, kappa, and coloured noise with tau, for each number of steps that the schedule has."""
-    target = pipeline.encoder.select_targets(batch["future"][:, 0])
+    """As it is and with kappa, white and coloured, for each number of steps that the schedule has."""
     last = pipeline.scheduler.config.num_train_timesteps
     found = []
     for steps in sorted({min(steps, last) for steps in options.steps}):
         for colored in [False] if color is None else [False, True]:
             pipeline.register_modules(noise_color=color if colored else None)
+            members = _members(pipeline, rollouts, options, steps, options.choice_members)
+            kappas, after, before = _best_kappas(members, rollouts.target)
             label = "coloured" if colored else "white"
-
-            def draw(tau: float, steps: int = steps) -> Tensor:
-                with _tau(pipeline, tau):
-                    return _members(pipeline, batch, ids, options, steps, 1)[:, :, 0]
-
-            with warnings.catch_warnings():  # a family that tau does not change, or a best tau at a bound: both show
-                warnings.simplefilter("ignore", UserWarning)
-                choice = choose_tau(
-                    draw, target, bounds=options.tau_bounds, max_evaluations=options.max_evaluations, tolerance=0.1
-                )
-            plain = draw(1.0)
-            kappa = choose_kappa(plain, target)
+            ones = (1.0,) * len(kappas)
             found += [
-                Candidate(f"{label}, as it is", steps, 1.0, 1.0, colored, kappa.score_before),
-                Candidate(f"{label}, kappa", steps, 1.0, kappa.kappa, colored, kappa.score),
-                Candidate(f"{label}, tau", steps, choice.tau, 1.0, colored, choice.score, choice.curve),
+                Candidate(f"{label}, as it is", steps, 1.0, ones, colored, before),
+                Candidate(f"{label}, kappa", steps, 1.0, kappas, colored, after),
             ]
     return found
 
 
+def _with_tau(
+    pipeline: FieldForecastPipeline, rollouts: Rollouts, options: CalibrationOptions, best: Candidate
+) -> Candidate:
+    """The best candidate with the tau that is best for it, each tau with its own kappas."""
+    kappas: dict[float, tuple[float, ...]] = {}
+
+    def draw(tau: float) -> Tensor:
+        with _tau(pipeline, tau):
+            members = _members(pipeline, rollouts, options, best.steps, options.choice_members)
+        kappas[tau] = _best_kappas(members, rollouts.target)[0]
+        return stretch(members, kappas[tau])
+
+    with warnings.catch_warnings():  # a family that tau does not change, or a best tau at a bound: both show
+        warnings.simplefilter("ignore", UserWarning)
+        choice = choose_tau(
+            draw,
+            rollouts.target,
+            bounds=options.tau_bounds,
+            max_evaluations=options.max_evaluations,
+            tolerance=0.1,
+        )
+    name = best.name.replace("kappa", "tau and kappa")
+    return replace(best, name=name, tau=choice.tau, kappas=kappas[choice.tau], crps=choice.score, curve=choice.curve)
+
+
+def _best_kappas(members: Tensor, target: Tensor) -> tuple[tuple[float, ...], float, float]:
+    """The best kappa of each lead time, and the CRPS with and without them, averaged over lead times."""
+    with warnings.catch_warnings():  # a kappa at a bound shows
+        warnings.simplefilter("ignore", UserWarning)
+        choices = [choose_kappa(members[:, :, lead], target[:, lead]) for lead in range(target.shape[1])]
+    count = len(choices)
+    return (
+        tuple(one.kappa for one in choices),
+        math.fsum(one.score for one in choices) / count,
+        math.fsum(one.score_before for one in choices) / count,
+    )
+
+
 @contextmanager
-def _tau(pipeline: FieldForecastPipeline, tau: float) -> Any:
+def _tau(pipeline: FieldForecastPipeline, tau: float) -> Iterator[None]:
     """Within the block the pipeline samples with this tau."""
     before = Calibration.from_dict(pipeline.config.calibration or {})
     pipeline.set_calibration(Calibration(tau=tau))
@@ -155,58 +210,31 @@ def _tau(pipeline: FieldForecastPipeline, tau: float) -> Any:
 
 
 def _members(
-    pipeline: FieldForecastPipeline,
-    batch: dict[str, Any],
-    ids: list[int],
-    options: CalibrationOptions,
-    steps: int | None,
-    num_leads: int,
+    pipeline: FieldForecastPipeline, rollouts: Rollouts, options: CalibrationOptions, steps: int, num_members: int
 ) -> Tensor:
     """(M, B, L, C, *space), from the same random numbers every time."""
     forecaster = PipelineForecaster(
         pipeline,
-        num_members=options.num_members,
+        num_members=num_members,
         num_steps=steps,
         seed=options.seed,
         max_batch_size=options.max_batch_size,
     )
-    return forecaster.forecast(batch, ids, num_leads)
-
-
-def lead_kappas(
-    pipeline: FieldForecastPipeline,
-    validation: FieldSequences,
-    options: CalibrationOptions,
-    target_hours: Sequence[int] | None = None,
-) -> list[float]:
-    """The kappa with the best CRPS at each lead time of validation rollouts; the first from more windows."""
-    history = pipeline.encoder.config.num_history
-    single = Transitions(validation, num_history=history, target_hours=target_hours)
-    batch, ids = _batch(single, options.num_windows)
-    found = [_kappa(pipeline, _members(pipeline, batch, ids, options, None, 1), batch["future"], 0)]
-    if options.num_rollouts == 0 or options.num_leads == 1:
-        return found
-    windows = Transitions(validation, num_history=history, num_leads=options.num_leads, target_hours=target_hours)
-    batch, ids = _batch(windows, options.num_rollouts)
-    members = _members(pipeline, batch, ids, options, None, options.num_leads)
-    return found + [_kappa(pipeline, members, batch["future"], lead) for lead in range(1, options.num_leads)]
-
-
-def _kappa(pipeline: FieldForecastPipeline, members: Tensor, future: Tensor, lead: int) -> float:
-    target = pipeline.encoder.select_targets(future[:, lead])
-    return choose_kappa(members[:, :, lead], target).kappa
+    return forecaster.forecast(rollouts.batch, rollouts.ids, rollouts.target.shape[1])
 
 
 @torch.no_grad()
-def fit_color(pipeline: FieldForecastPipeline, windows: Transitions, options: CalibrationOptions) -> NoiseColor:
+def fit_color(
+    pipeline: FieldForecastPipeline, windows: Transitions, indices: Sequence[int], seed: int = 1
+) -> NoiseColor:
     """The spectrum of the standardised residual (o - mean) / std at every timestep, on held-out windows."""
     encoder, scheduler = pipeline.encoder, pipeline.scheduler
-    batch, _ = _batch(windows, 4 * options.num_windows)
+    batch = default_collate([windows[index] for index in indices])
     history, future = (batch[name].to(pipeline.device) for name in ("history", "future"))
     x_0 = encoder.encode_target(history[:, -1], future[:, 0])
     denoiser = pipeline.denoiser(encoder.condition(history, batch["time"]))
     color = NoiseColor(scheduler.config.num_train_timesteps, list(encoder.event_shape))
-    generator = torch.Generator().manual_seed(options.seed)
+    generator = torch.Generator().manual_seed(seed)
     for timestep in range(scheduler.config.num_train_timesteps):
         noise = torch.randn(x_0.shape, generator=generator).to(x_0)
         timesteps = torch.full((len(x_0),), timestep, device=x_0.device)

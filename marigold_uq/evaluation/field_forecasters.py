@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from marigold_uq.data.fields import FieldDataError, FieldSequences
+from marigold_uq.data.fields.harmonics import DAY, YEAR
 from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.randomness import member_seed
-
-DAY, YEAR = 86_400.0, 365.2425 * 86_400.0
 
 
 class Forecaster(Protocol):

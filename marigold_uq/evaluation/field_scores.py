@@ -38,11 +38,40 @@ def score_forecasts(
 ) -> dict[str, Estimate]:
     """Means over windows, every statistic with the lead times first: rmse (L,), crps (L,), rank_histogram (L, M + 1).
 
+    The arguments are those of `accumulate_scores`.
+    """
+    return accumulate_scores(
+        forecaster,
+        windows,
+        indices,
+        select_targets=select_targets,
+        min_scale=min_scale,
+        level=level,
+        batch_size=batch_size,
+        seed=seed,
+    ).compute()
+
+
+def accumulate_scores(
+    forecaster: Forecaster,
+    windows: Transitions,
+    indices: Sequence[int],
+    *,
+    select_targets: Select = lambda state: state,
+    select_members: Select = lambda state: state,
+    min_scale: float,
+    level: float = 0.95,
+    batch_size: int = 8,
+    seed: int = 0,
+) -> MeanAccumulator:
+    """The statistics of every window, with the lead times first; `compute` averages them.
+
     Args:
         forecaster: Makes the members.
         windows: History and future states; the number of lead times is theirs.
         indices: Windows to score.
         select_targets: The predicted channels of states (..., C, *space).
+        select_members: The same of the members, for a forecaster that forecasts all variables.
         min_scale: Floor of the standard deviation in the Gaussian NLL, in the field's units.
         level: Of the central interval behind coverage.
         batch_size: Windows at once.
@@ -55,10 +84,10 @@ def score_forecasts(
         some = list(indices[first : first + batch_size])
         batch = default_collate([windows[index] for index in some])
         target = select_targets(batch["future"])  # (B, L, C, *space)
-        members = forecaster.forecast(batch, some, windows.num_leads)
+        members = select_members(forecaster.forecast(batch, some, windows.num_leads))
         _require_finite(forecaster, members, some)
         add_statistics(accumulator, members, target, some, weight, min_scale, level, generator)
-    return accumulator.compute()
+    return accumulator
 
 
 def add_statistics(

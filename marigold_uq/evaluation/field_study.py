@@ -7,12 +7,12 @@ import re
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from marigold_uq.data.fields import Transitions, statistics_of
-from marigold_uq.evaluation.field import FieldEvaluation, evaluate_field
+from marigold_uq.evaluation.field import MIN_SCALE_SHARE, FieldEvaluation, evaluate_field, fingerprint
 from marigold_uq.evaluation.field_calibration import CalibrationOptions, calibrate_field
 from marigold_uq.evaluation.field_forecasters import PipelineForecaster
 from marigold_uq.evaluation.field_scores import score_forecasts, spread_windows
@@ -109,10 +109,17 @@ class ModelRun:
             self.steps_curve()
 
     def train(self) -> None:
-        """Go on from the newest checkpoint, to the finished model."""
+        """Go on from the newest checkpoint, to the finished model; one that was asked for otherwise is refused."""
+        config, text = read_config(self.arguments)
+        path = self.folder / "config.yaml"
+        if path.exists() and path.read_text(encoding="utf-8") != text:
+            raise FileExistsError(
+                f"{self.folder} holds a training of another config (compare {path}): give the same options, remove the "
+                "folder, or choose another output"
+            )
         if (self.folder / "model").exists():
             return
-        if not train_field(*read_config(self.arguments)).finished:
+        if not train_field(config, text).finished:
             raise KeyboardInterrupt(f"{self.folder}: training was interrupted; the same command goes on with it")
         shutil.rmtree(self.folder / "checkpoints")
 
@@ -129,7 +136,9 @@ class ModelRun:
 
     def calibrate(self) -> None:
         """Choose on the validation part; the calibrated pipeline appears beside the model."""
+        settings = self._settings(asdict(self.task.calibration))
         if (self.folder / "calibrated").exists():
+            self._require_same("calibration.json", settings, "calibrated")
             return
         config = self._config()
         split = open_split(config.data)
@@ -137,22 +146,40 @@ class ModelRun:
         found = calibrate_field(
             pipeline, split.validation, self.task.calibration, target_hours=target_hours(config.data)
         )
-        write_json(self.folder / "calibration.json", found)
+        write_json(self.folder / "calibration.json", {**found, "settings": settings})
         with replacing_folder(self.folder / "calibrated") as temporary:
             pipeline.save_pretrained(temporary)
 
+    def _settings(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """What a result of the trained model depends on, as JSON has it."""
+        return json.loads(json.dumps({**options, "model": fingerprint(self.folder / "model")}))
+
+    def _require_same(self, file: str, settings: Mapping[str, Any], *made: str) -> None:
+        """Refuse results of other options, or of a model that was trained again since."""
+        stored = (self.read(file) or {}).get("settings", {})
+        changed = sorted(name for name in {*stored, *settings} if stored.get(name) != settings.get(name))
+        if changed:
+            raise FileExistsError(
+                f"{self.folder / file} was made with another {', '.join(changed)}: remove "
+                f"{', '.join((file, *made))}, or give the same options"
+            )
+
     def steps_curve(self) -> dict[str, Any]:
         """One-step scores on the test part for several numbers of denoising steps, before calibration."""
-        path = self.folder / "steps.json"
-        if path.exists():
-            return json.loads(path.read_text(encoding="utf-8"))
+        settings = self._settings({"steps": list(self.task.curve_steps), "windows": self.task.curve_windows})
+        stored = self.read("steps.json")
+        if stored is not None:
+            self._require_same("steps.json", settings)
+            return stored
         config = self._config()
         split = open_split(config.data)
         pipeline = load_quietly(self.folder / "model")
-        windows = Transitions(split.test, target_hours=target_hours(config.data))
-        scale = max(one.increment_std for one in statistics_of(split.train).values())
+        history = pipeline.encoder.config.num_history
+        windows = Transitions(split.test, num_history=history, target_hours=target_hours(config.data))
+        statistics = statistics_of(split.train)
+        scale = max(statistics[name].increment_std for name in pipeline.encoder.config.targets)
         last = pipeline.scheduler.config.num_train_timesteps
-        found = {}
+        scores_of = {}
         for steps in sorted({min(steps, last) for steps in self.task.curve_steps}):
             forecaster = PipelineForecaster(pipeline, num_members=20, num_steps=steps)
             ids = spread_windows(self.task.curve_windows, len(windows))
@@ -161,10 +188,11 @@ class ModelRun:
                 windows,
                 ids,
                 select_targets=pipeline.encoder.select_targets,
-                min_scale=1e-3 * scale,
+                min_scale=MIN_SCALE_SHARE * scale,
             )
-            found[str(steps)] = as_json({name: scores[name] for name in ("crps", "rmse", "spread_skill_ratio")})
-        write_json(path, found)
+            scores_of[str(steps)] = as_json({name: scores[name] for name in ("crps", "rmse", "spread_skill_ratio")})
+        found = {"scores": scores_of, "settings": settings}
+        write_json(self.folder / "steps.json", found)
         return found
 
     def read(self, name: str) -> dict[str, Any] | None:
@@ -176,7 +204,14 @@ class ModelRun:
 def score_baseline(task: StudyTask, name: str, root: Path) -> dict[str, Any]:
     """Persistence or climatology with the windows of the models."""
     config, _ = read_config(list(task.arguments))
-    options = FieldEvaluation(data=config.data, model=name, output=root / task.name / name, **task.evaluation)
+    options = FieldEvaluation(
+        data=config.data,
+        model=name,
+        output=root / task.name / name,
+        targets=config.model.targets,
+        num_history=config.model.num_history,
+        **task.evaluation,
+    )
     return evaluate_field(replace(options, figures=False))
 
 

@@ -18,7 +18,7 @@ from marigold_uq.data.fields import Transitions
 from marigold_uq.denoising import predict_noise
 from marigold_uq.distributions import CholeskyDistribution, LowRankDistribution, NoiseDistribution
 from marigold_uq.evaluation import field_figures as figures
-from marigold_uq.evaluation.field import CURVES, SHOWN
+from marigold_uq.evaluation.field import CURVES, PAIRED, SHOWN
 from marigold_uq.evaluation.field_study import ModelRun, load_quietly
 from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.pipelines.field_output import FieldForecast
@@ -39,35 +39,58 @@ def collect(runs: Sequence[ModelRun], file: str) -> dict[str, list[dict[str, Any
     return found
 
 
-def study_table(rows: Rows, part: str, lead: int, metrics: Sequence[str] = SHOWN) -> str:
-    """Markdown: a row per model, means over its seeds, half their range behind ±; `lead` counts from 1."""
-    lines = ["| model | seeds | " + " | ".join(metrics) + " |", "|---" * (2 + len(metrics)) + "|"]
+def study_table(
+    rows: Rows, part: str, lead: int, metrics: Sequence[str] = SHOWN, references: Sequence[str] = ()
+) -> str:
+    """Markdown: a row per model, means over its seeds; `lead` counts from 1.
+
+    Behind ± is half the range of the seeds, or the standard error over windows where there is one seed. For each of
+    the `references`, rows of the table, there is a column with the CRPS minus that row's, window by window, and the
+    standard error of the mean difference.
+    """
+    known = [name for name in references if name in rows]
+    titles = [*metrics, *(f"crps - {name}" for name in known)]
+    lines = ["| model | seeds | " + " | ".join(titles) + " |", "|---" * (2 + len(titles)) + "|"]
     for name, seeds in rows.items():
-        cells = [_cell([_value(one, part, metric, lead) for one in seeds]) for metric in metrics]
+        cells = [_cell(seeds, part, metric, lead) for metric in metrics]
+        cells += ["" if name == other else _paired_cell(seeds, rows[other][0], part, lead) for other in known]
         lines.append(f"| {name} | {len(seeds)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def _value(metrics: Mapping[str, Any], part: str, metric: str, lead: int) -> float | None:
-    values = metrics.get(part, {}).get(metric, {}).get("value")
+def _number(metrics: Mapping[str, Any], part: str, metric: str, lead: int, key: str = "value") -> float | None:
+    values = metrics.get(part, {}).get(metric, {}).get(key)
     return None if values is None or lead > len(values) else values[lead - 1]
 
 
-def _cell(values: Sequence[float | None]) -> str:
+def _cell(seeds: Sequence[Mapping[str, Any]], part: str, metric: str, lead: int) -> str:
+    values = [_number(one, part, metric, lead) for one in seeds]
     known = [value for value in values if value is not None]
     if not known:
         return ""
-    half = (max(known) - min(known)) / 2
-    return f"{math.fsum(known) / len(known):.4g}" + (f" ± {half:.1g}" if len(known) > 1 else "")
+    one_seed = _number(seeds[0], part, metric, lead, "standard_error")
+    error = (max(known) - min(known)) / 2 if len(known) > 1 else one_seed
+    return f"{math.fsum(known) / len(known):.4g}" + ("" if error is None else f" ± {error:.1g}")
+
+
+def _paired_cell(seeds: Sequence[Mapping[str, Any]], reference: Mapping[str, Any], part: str, lead: int) -> str:
+    """Mean over windows that both have of (mean CRPS of the seeds - the reference's), and its standard error."""
+    tables = [one.get(part, {}).get(PAIRED, {}) for one in (reference, *seeds)]
+    shared = sorted(set.intersection(*(set(table) for table in tables)))
+    if len(shared) < 2 or lead > len(tables[0][shared[0]]):
+        return ""
+    base, *own = (np.array([table[window][lead - 1] for window in shared]) for table in tables)
+    difference = np.mean(own, 0) - base
+    return f"{difference.mean():.3g} ± {difference.std(ddof=1) / math.sqrt(len(shared)):.1g}"
 
 
 def calibration_table(rows: Rows) -> str:
-    """What was chosen on the validation part, first seed, and the CRPS of every candidate."""
-    lines = ["| model | chosen | steps | tau | CRPS as it is | kappa | tau | coloured, tau |", "|---" * 8 + "|"]
+    """What was chosen on the validation part, first seed, and the CRPS of rollouts of the best candidates."""
+    names = ("white, as it is", "coloured, as it is", "white, kappa", "coloured, kappa", "tau and kappa")
+    lines = ["| model | chosen | steps | tau | " + " | ".join(names) + " |", "|---" * (4 + len(names)) + "|"]
     for name, seeds in rows.items():
         best, candidates = seeds[0]["best"], seeds[0]["candidates"]
-        names = ("white, as it is", "white, kappa", "white, tau", "coloured, tau")
-        scores = [min((c["crps"] for c in candidates if c["name"] == n), default=None) for n in names]
+        scores = [min((c["crps"] for c in candidates if c["name"].endswith(n)), default=None) for n in names]
         cells = ["" if score is None else f"{score:.4g}" for score in scores]
         lines.append(f"| {name} | {best['name']} | {best['steps']} | {best['tau']:.3g} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -84,11 +107,10 @@ def lead_time_figure(rows: Rows, time_step: float, expected: float | None) -> Fi
 
 
 def tau_figure(rows: Rows) -> Figure:
-    """CRPS against tau (Appendix D), for the largest number of steps that was tried."""
+    """CRPS of rollouts against tau (Appendix D), with the best kappa of each tau, for the chosen number of steps."""
     curves = {}
     for name, seeds in rows.items():
-        candidates = [c for c in seeds[0]["candidates"] if c["name"] == "white, tau"]
-        curve = max(candidates, key=lambda c: c["steps"])["curve"]
+        curve: list[list[float]] = next((c["curve"] for c in seeds[0]["candidates"] if c["curve"]), [])
         if len({score for _, score in curve}) > 1:
             curves[name] = ([tau for tau, _ in curve], [score / min(s for _, s in curve) for _, score in curve])
     return figures.parameter_curves(curves, xlabel="tau", ylabel="CRPS / best CRPS, validation")
@@ -97,8 +119,8 @@ def tau_figure(rows: Rows) -> Figure:
 def steps_figure(rows: Rows) -> Figure:
     """CRPS against the number of denoising steps."""
     curves = {
-        name: ([int(n) for n in seeds[0]], [entry["crps"]["value"][0] for entry in seeds[0].values()])
-        for name, seeds in rows.items()
+        name: ([int(n) for n in one["scores"]], [entry["crps"]["value"][0] for entry in one["scores"].values()])
+        for name, (one, *_) in rows.items()
     }
     return figures.parameter_curves(curves, xlabel="denoising steps", ylabel="CRPS, one step ahead, test")
 
@@ -110,7 +132,7 @@ def uncertainty_figure(run: ModelRun, num_leads: int, *, index: int = 0, num_mem
     """
     pipeline = load_quietly(run.folder / "calibrated")
     split = open_split(read_config(run.arguments)[0].data)
-    windows = Transitions(split.test, num_leads=num_leads)
+    windows = Transitions(split.test, num_history=pipeline.encoder.config.num_history, num_leads=num_leads)
     batch = default_collate([windows[index]])
     forecast = pipeline(
         batch["history"],
@@ -164,8 +186,9 @@ def correlation_figure(runs: Sequence[ModelRun], timesteps: Sequence[int], *, in
     for run in runs:
         pipeline = load_quietly(run.folder / "model")
         split = open_split(read_config(run.arguments)[0].data)
+        windows = Transitions(split.test, num_history=pipeline.encoder.config.num_history)
         for timestep in timesteps:
-            law = _law_at(pipeline, Transitions(split.test), index, timestep)
+            law = _law_at(pipeline, windows, index, timestep)
             matrices[f"{run.name}, t = {timestep}"] = law_correlation(law)[0].numpy()
     return figures.matrix_panels(matrices, columns=len(timesteps))
 

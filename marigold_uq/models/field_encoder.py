@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.models.modeling_utils import ModelMixin
-from torch import Tensor, nn
+from torch import Tensor
 
 from marigold_uq.data.fields.equation import FieldDataError, Floats
 from marigold_uq.data.fields.harmonics import DAY, NUM_WAVES, YEAR, fit_harmonics, harmonic_basis
 from marigold_uq.data.fields.sequences import FieldSequences, require_grid
 from marigold_uq.data.fields.statistics import FieldStatistics, require_statistics, statistics_of
+from marigold_uq.models.noise_color import move_only
 
 __all__ = ["FieldEncoder", "ModelMixin"]  # diffusers looks for ModelMixin in the module of a component
 
@@ -135,8 +136,8 @@ class FieldEncoder(ModelMixin, ConfigMixin):
         return states + len(config.static_names) + grid + 2 * len(config.time_features) + seasonal
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """torch's own `to`: diffusers' (0.42) warns of modules to be kept in float32 where there are none."""
-        return nn.Module.to(self, *args, **kwargs)
+        """Move to a device; buffers keep their dtype: in half precision temperatures would lose their tenths."""
+        return move_only(self, *args, **kwargs)
 
     def condition(self, history: Tensor, time: Tensor | None = None) -> Tensor:
         """(B, condition_channels, *space) from states (B, num_history, C, *space) and the times (B,) of the last."""

@@ -6,7 +6,7 @@ of the same marginal variance but with the residual's spectrum is nearer to the 
 
 import math
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from diffusers.configuration_utils import ConfigMixin, register_to_config
@@ -19,6 +19,8 @@ from marigold_uq.sampling import ReverseStep
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
 
 __all__ = ["ColoredSteps", "ModelMixin", "NoiseColor"]
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 class NoiseColor(ModelMixin, ConfigMixin):
@@ -37,8 +39,8 @@ class NoiseColor(ModelMixin, ConfigMixin):
         self.register_buffer("amplitude", torch.ones(num_train_timesteps, channels, *waves))
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """torch's own `to`: diffusers' (0.42) warns of modules to be kept in float32 where there are none."""
-        return nn.Module.to(self, *args, **kwargs)
+        """Move to a device; amplitudes keep their dtype."""
+        return move_only(self, *args, **kwargs)
 
     @torch.no_grad()
     def set_power(self, timestep: int, residual: Tensor) -> None:
@@ -59,6 +61,16 @@ class NoiseColor(ModelMixin, ConfigMixin):
         axes = tuple(range(2, white.ndim))
         waves = torch.fft.rfftn(white, dim=axes) * self.amplitude[timestep].to(white)
         return torch.fft.irfftn(waves, s=white.shape[2:], dim=axes)
+
+
+def move_only(module: ModuleT, *args: Any, **kwargs: Any) -> ModuleT:
+    """`module.to(...)` without its dtype; torch's own, diffusers' (0.42) warns of a dtype even where none is given."""
+    kwargs.pop("dtype", None)
+    places: list[Any] = [
+        one.device if isinstance(one, Tensor) else one for one in args if not isinstance(one, torch.dtype)
+    ]
+    nn.Module.to(module, *places, **kwargs)
+    return module
 
 
 class ColoredSteps:

@@ -87,8 +87,9 @@ class FieldTask:
             num_draws=self.objective.num_draws,
             generator=generators,
         )
-        if learns:
-            self.scores.note(law, target, timesteps)
+        if not learns:
+            return self.scores.held_out(law, target, timesteps, generators)
+        self.scores.note(law, target, timesteps)
         return self.scores(law, target, timesteps, generators)
 
     def after_step(self, step: int) -> None:
@@ -97,7 +98,7 @@ class FieldTask:
 
     @torch.no_grad()
     def validate(self, network: nn.Module, step: int, pictures: Path) -> dict[str, float]:
-        """The loss on held-out samples, with the same noise every time."""
+        """The loss on held-out samples, with the same noise every time (see `LawScores.held_out`)."""
         if self.validation is None or self.validation_samples == 0:
             return {}
         was_training = network.training

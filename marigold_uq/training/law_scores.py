@@ -49,6 +49,12 @@ class LawScores:
             )
         return sample_scores(law, target, self.score, **self.options)
 
+    def held_out(
+        self, law: NoiseDistribution, target: Tensor, timesteps: Tensor, generators: list[torch.Generator]
+    ) -> Tensor:
+        """(B,), comparable between steps: the score, or the marginal CRPS where the score's bandwidth moves."""
+        return sample_scores(law, target, "crps") if self.adaptive else self(law, target, timesteps, generators)
+
     def note(self, law: NoiseDistribution, target: Tensor, timesteps: Tensor) -> None:
         """Remember the residuals of a batch that was scored, for the next steps' bandwidth."""
         if self.adaptive:

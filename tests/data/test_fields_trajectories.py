@@ -13,8 +13,10 @@ from marigold_uq.data.fields import (
     RandomTransitions,
     Trajectories,
     Transitions,
+    require_grid,
     statistics_of,
 )
+from marigold_uq.models.field_encoder import FieldEncoder
 
 
 def numbered(count: int = 20, num_states: int = 6, num_points: int = 4) -> Trajectories:
@@ -63,12 +65,12 @@ def test_statistics_are_those_of_the_training_part() -> None:
 
 def test_normalisation_has_unit_variance_and_is_undone() -> None:
     trajectories = varying(8)
-    states, statistics = trajectories.states, statistics_of(trajectories)["u"]
-    increments = states[:, 1:] - states[:, :-1]
-    normalized = statistics.normalize_increment(increments)
+    states, encoder = trajectories.states.unsqueeze(2), FieldEncoder.of(trajectories)
+    last, target = states[:, :-1].flatten(0, 1), states[:, 1:].flatten(0, 1)
+    normalized = encoder.encode_target(last, target)
     assert float(normalized.std()) == pytest.approx(1, abs=1e-5)
-    assert float(statistics.normalize_state(states).mean()) == pytest.approx(0, abs=1e-5)
-    torch.testing.assert_close(statistics.restore_increment(normalized), increments)
+    assert float(encoder.statistics["u"].normalize_state(states).mean()) == pytest.approx(0, abs=1e-5)
+    torch.testing.assert_close(encoder.decode(last, normalized), target)
 
 
 def test_constant_states_cannot_be_scaled() -> None:
@@ -145,6 +147,6 @@ def test_wrong_coordinates_are_named(x: np.ndarray, t: np.ndarray, message: str)
 
 def test_another_grid_is_named() -> None:
     trajectories = numbered()
-    trajectories.require_grid(np.arange(4.0))
+    require_grid("file", trajectories.coordinates, {"x": np.arange(4.0)})
     with pytest.raises(FieldDataError, match="4 points from 0 to 3, but the grid asked for has 8 from 0 to 7"):
-        trajectories.require_grid(np.arange(8.0))
+        require_grid("file", trajectories.coordinates, {"x": np.arange(8.0)})

@@ -186,6 +186,17 @@ def test_harmonics_find_the_mean_of_the_hour_and_season() -> None:
     torch.testing.assert_close(found[0], truth, rtol=0, atol=5 * 0.1 / 500**0.5)
 
 
+def test_a_short_record_says_nothing_of_other_seasons() -> None:
+    """40 days of winter: the fitted mean of July is a mean of what was seen, not a wave that left the record."""
+    weather = WeatherSequences(record(160), ("2m_temperature",))
+    found, july = fit_harmonics(weather), np.datetime64("2013-07-01T00", "s").astype(np.float64) + 21_600 * np.arange(4)
+    means = torch.einsum("tw,cw...->tc...", harmonic_basis(july), found)
+    states = weather.read(0, 0, 160).double()
+    assert bool((means > states.amin(0)).all())
+    assert bool((means < states.amax(0)).all())
+    torch.testing.assert_close(means.mean(0), states.mean(0), rtol=0, atol=1e-6)  # four times a day: waves average out
+
+
 def test_the_seasonal_channel_is_the_fitted_mean_of_the_predicted_time() -> None:
     weather = sequences(record(4 * 400))
     encoder = FieldEncoder.of(weather, seasonal=True)

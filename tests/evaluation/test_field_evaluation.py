@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from linear_process import POINTS, LinearProcess, perfect_pipeline
+from tiny_field import tiny_pipeline, tiny_weather
 from torch import Tensor
 from weather_records import record
 
@@ -16,7 +18,7 @@ from marigold_uq.calibration import Calibration
 from marigold_uq.data.fields import Trajectories, Transitions, WeatherSequences, write_trajectories
 from marigold_uq.distributions import CholeskyDistribution, LowRankDistribution
 from marigold_uq.evaluation.field import FieldEvaluation, evaluate_field, report
-from marigold_uq.evaluation.field_calibration import CalibrationOptions, calibrate_field
+from marigold_uq.evaluation.field_calibration import CalibrationOptions, alternate_windows, calibrate_field, smooth
 from marigold_uq.evaluation.field_forecasters import Climatology, Persistence, PipelineForecaster
 from marigold_uq.evaluation.field_scores import power_spectrum, score_forecasts, spread_windows
 from marigold_uq.evaluation.field_study import ModelRun, StudyTask, score_baseline
@@ -31,7 +33,8 @@ from marigold_uq.evaluation.field_study_report import (
     tau_figure,
     uncertainty_figure,
 )
-from marigold_uq.training.field_config import FieldData, PdeData
+from marigold_uq.pipelines.field import FieldForecastPipeline
+from marigold_uq.training.field_config import FieldData, PdeData, WeatherData
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "field"
 UNET = '{"block_out_channels": [8, 8], "layers_per_block": 1, "embedding_channels": 8, "dropout": 0.0}'
@@ -159,31 +162,81 @@ def test_results_are_written_once_and_read_again(data_file: Path, tmp_path: Path
     assert "| climatology |" in report({"climatology": stored})
     with pytest.raises(FileExistsError, match="other options"):
         evaluate_field(FieldEvaluation(data=options.data, output=tmp_path / "out", members=6))
+    rolled = evaluate_field(replace(options, output=tmp_path / "rolled", num_one_step=0, figures=False))
+    assert rolled["rollout"]["rmse"] == metrics["rollout"]["rmse"]
+    assert "one_step" not in rolled
 
 
-def test_calibration_finds_the_spread_that_was_lost(tmp_path: Path) -> None:
-    """A perfect model of a linear process whose tau was set to 4: calibration must bring the spread back to 1."""
+def process_data(count: int = 40) -> Trajectories:
+    """Trajectories of the linear process."""
     process, generator = LinearProcess(), torch.Generator().manual_seed(0)
     root = torch.linalg.cholesky(torch.diag(process.diag) + torch.outer(process.factor, process.factor))
-    states = [torch.randn(40, POINTS, generator=generator, dtype=torch.float64) for _ in range(2)]
+    states = [torch.randn(count, POINTS, generator=generator, dtype=torch.float64) for _ in range(2)]
     for _ in range(6):
-        noise = torch.randn(40, POINTS, generator=generator, dtype=torch.float64) @ root.T
+        noise = torch.randn(count, POINTS, generator=generator, dtype=torch.float64) @ root.T
         states.append(process.mean_step(states[-2], states[-1]) + noise)
-    data = Trajectories(torch.stack(states, 1).float(), np.arange(float(POINTS)), np.arange(8.0))
+    return Trajectories(torch.stack(states, 1).float(), np.arange(float(POINTS)), np.arange(8.0))
+
+
+def too_wide_pipeline(factor: float) -> FieldForecastPipeline:
+    """The perfect model, but for a covariance of the process that is `factor` times too large."""
     pipeline = perfect_pipeline()
-    honest = CalibrationOptions(steps=[2], num_windows=60, num_rollouts=30, num_leads=3, max_evaluations=7)
-    found = calibrate_field(pipeline, data, honest)
-    # 60 windows of 5 correlated points: kappa and tau are known to about 10 %, chosen from a flat minimum
-    assert 0.75 < found["lead_kappas"][0] < 1.35
-    assert all(0.7 < kappa < 1.4 for kappa in found["lead_kappas"])
+    network: Any = pipeline.unet
+    network.process.diag = factor * network.process.diag
+    network.process.factor = math.sqrt(factor) * network.process.factor
+    return pipeline
+
+
+def test_calibration_leaves_a_perfect_model_alone() -> None:
+    """60 windows of 5 correlated points: kappa is known to about 10 %, and 40 perfect members want 1.05."""
+    pipeline = perfect_pipeline()
+    options = CalibrationOptions(steps=[2], num_windows=60, num_leads=3, max_evaluations=4)
+    found = calibrate_field(pipeline, process_data(), options)
     assert pipeline.config.calibration["num_steps"] == 2
-    pipeline.set_calibration(Calibration(tau=4.0))
-    forecaster = PipelineForecaster(pipeline, num_members=20, num_steps=2)
-    windows = Transitions(data)
-    wide = score_forecasts(forecaster, windows, range(60), min_scale=1e-3)["spread_skill_ratio"]
-    assert float(wide.value[0]) > 1.6
-    again = calibrate_field(pipeline, data, honest)  # starts from tau = 1, whatever was stored
-    assert again["lead_kappas"] == found["lead_kappas"]
+    for kappa in found["lead_kappas"]:
+        assert 0.8 < kappa * math.sqrt(found["best"]["tau"]) < 1.35
+    pipeline.set_calibration(Calibration(tau=0.3))
+    assert calibrate_field(pipeline, process_data(), options) == found  # whatever was stored before
+
+
+def test_calibration_finds_the_spread_that_was_lost() -> None:
+    """A law whose covariance is 4 times too large wants tau kappa^2 = 1/4; spread/skill comes from 2 to 1."""
+    data, pipeline = process_data(), too_wide_pipeline(4.0)
+    forecaster = PipelineForecaster(pipeline, num_members=40, num_steps=1)
+    scores = score_forecasts(forecaster, Transitions(data), range(0, 240, 2), min_scale=1e-3)
+    assert float(scores["spread_skill_ratio"].value[0]) > 1.7
+    found = calibrate_field(pipeline, data, CalibrationOptions(steps=[1], num_windows=60, num_leads=3))
+    assert 0.18 < found["best"]["tau"] * found["lead_kappas"][0] ** 2 < 0.34  # 10 % of kappa, twice, and 1.05^2
+    scores = score_forecasts(forecaster, Transitions(data), range(0, 240, 2), min_scale=1e-3)
+    ratio = scores["spread_skill_ratio"]
+    assert float(ratio.value[0]) == pytest.approx(1.0, abs=0.12)
+
+
+def test_every_number_of_steps_and_colour_is_compared_and_tau_tried_for_the_winner() -> None:
+    """White and coloured noise for each number of steps, then tau for the winner alone."""
+    pipeline = tiny_pipeline(data=process_data())
+    found = calibrate_field(pipeline, process_data(), CalibrationOptions(steps=[1, 3], num_windows=8, num_leads=2))
+    names = [(one["name"], one["steps"]) for one in found["candidates"]]
+    expected = [(f"{color}, {how}", steps) for steps in (1, 3) for color in ("white", "coloured")
+                for how in ("as it is", "kappa")]  # fmt: skip
+    assert names[:-1] == expected
+    assert names[-1][0].endswith("tau and kappa")
+    by_rollout = [one for one in found["candidates"] if one["name"].endswith("kappa")]
+    assert found["best"]["crps"] == min(one["crps"] for one in by_rollout)
+    assert len(found["lead_kappas"]) == 2
+
+
+def test_the_colour_is_fitted_to_other_windows_than_score_it() -> None:
+    for count, available in ((16, 345), (3, 16), (60, 160)):
+        scored, others = alternate_windows(count, available)
+        assert len(scored) == min(count, available // 2)
+        assert len(others) > len(scored) / 2
+        assert not set(scored) & set(others)
+
+
+def test_kappas_are_smoothed_over_lead_times_but_the_first() -> None:
+    assert smooth([2.0]) == pytest.approx([2.0])
+    assert smooth([1.0, 2.0, 4.0, 8.0]) == pytest.approx([1.0, 2.0, 2**1.5, 4.0])
 
 
 def test_correlations_are_those_of_the_covariance() -> None:
@@ -195,6 +248,51 @@ def test_correlations_are_those_of_the_covariance() -> None:
     torch.testing.assert_close(law_correlation(CholeskyDistribution(torch.zeros(1, 3), tril))[0], expected)
 
 
+def _check_that_changes_are_noticed(run: ModelRun) -> None:
+    """Other options, or another model in its place, are refused and not answered with what is there."""
+    with pytest.raises(FileExistsError, match="a training of another config"):
+        replace(run, extra=["--training.max_steps", "3"]).train()
+    options = replace(run.task.calibration, num_windows=2)
+    with pytest.raises(FileExistsError, match=r"made with another num_windows: remove calibration\.json, calibrated"):
+        replace(run, task=replace(run.task, calibration=options)).calibrate()
+    with pytest.raises(FileExistsError, match="made with another steps"):
+        replace(run, task=replace(run.task, curve_steps=(1,))).steps_curve()
+    with pytest.raises(FileExistsError, match="other options"):
+        replace(run, task=replace(run.task, evaluation={**run.task.evaluation, "members": 5})).run()
+    path = run.folder / "calibrated" / "scheduler" / "scheduler_config.json"
+    text = path.read_text()
+    path.write_text(json.dumps({**json.loads(text), "tau": 0.77}))
+    with pytest.raises(FileExistsError, match="other weights or another calibration"):
+        run.run()
+    path.write_text(text)
+
+
+def test_models_of_some_variables_are_compared_on_those_alone(tmp_path: Path) -> None:
+    """Baselines, and the floor of the NLL, are of the targets; a rollout is refused before anything is scored."""
+    pytest.importorskip("netCDF4", reason="a netCDF file is read")
+    levels = record(60)
+    loud = levels.assign(**{"2m_temperature": 100 * levels["2m_temperature"]})
+    loud.to_netcdf(tmp_path / "record.nc")
+    data = FieldData(
+        weather=WeatherData(
+            str(tmp_path / "record.nc"),
+            ["2m_temperature", "temperature_850"],
+            train=("2013-01-01", "2013-01-08"),
+            validation=("2013-01-09", "2013-01-10"),
+            test=("2013-01-11", "2013-01-15"),
+        )
+    )
+    options = FieldEvaluation(data=data, output=tmp_path / "all", num_one_step=9, num_rollouts=0, figures=False)
+    everything = evaluate_field(options)
+    one = evaluate_field(replace(options, output=tmp_path / "one", targets=["temperature_850"]))
+    assert one["num_samples"] == 9
+    assert one["one_step"]["crps"]["value"][0] < 0.05 * everything["one_step"]["crps"]["value"][0]
+    pipeline = tiny_weather(targets=("temperature_850",))
+    pipeline.save_pretrained(tmp_path / "model")
+    with pytest.raises(ValueError, match="cannot be rolled out: set num_rollouts to 0"):
+        evaluate_field(replace(options, model=str(tmp_path / "model"), output=tmp_path / "m", num_rollouts=2))
+
+
 def test_a_study_runs_all_its_stages_once_and_makes_its_tables_and_figures(data_file: Path, tmp_path: Path) -> None:
     tiny = ["--model.unet", UNET, "--model.num_train_timesteps", "8", "--model.default_num_inference_steps", "4"]
     short = ["--training.batch_size", "8", "--training.max_steps", "2"]
@@ -202,7 +300,9 @@ def test_a_study_runs_all_its_stages_once_and_makes_its_tables_and_figures(data_
         "walks",
         ["--config", str(CONFIGS / "ks_small.yaml"), "--data.pde.path", str(data_file), *tiny, *short],
         {"members": 4, "num_one_step": 3, "num_rollouts": 2, "num_leads": 2, "figures": False},
-        CalibrationOptions(steps=[2], num_windows=3, num_members=4, max_evaluations=4, num_rollouts=2, num_leads=2),
+        CalibrationOptions(
+            steps=[1, 2], num_windows=3, num_members=4, choice_members=3, max_evaluations=4, num_leads=2
+        ),
         curve_steps=(1, 2),
         curve_windows=2,
     )
@@ -215,9 +315,15 @@ def test_a_study_runs_all_its_stages_once_and_makes_its_tables_and_figures(data_
         run.run(curve=True)
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
     baseline = score_baseline(task, "persistence", tmp_path)
+    _check_that_changes_are_noticed(runs[0])
     scores, chosen = collect(runs, "calibrated_scores/metrics.json"), collect(runs, "calibration.json")
     rows = study_table({"persistence": [baseline], **scores}, "rollout", 2).splitlines()
     assert [row.split("|")[1].strip() for row in rows[2:]] == ["persistence", "gaussian", "low_rank_projected"]
+    assert rows[3].count("±") == 6  # one seed: standard errors over windows
+    paired = study_table({"persistence": [baseline], **scores}, "rollout", 2, ("crps",), ["persistence"])
+    own, base = (one["rollout"]["crps_of_windows"] for one in (scores["gaussian"][0], baseline))
+    expected = np.mean([own[window][1] - base[window][1] for window in base])
+    assert f"| {expected:.3g} ± " in paired
     assert "gaussian" in calibration_table(chosen)
     for figure in (
         lead_time_figure(scores, 1.0, 0.9),

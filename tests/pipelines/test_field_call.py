@@ -1,5 +1,6 @@
 """FieldForecastPipeline: members, lead times, random streams, files, xarray, calibration, bad input."""
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -122,6 +123,53 @@ def test_white_colour_changes_nothing_but_the_numbers_and_red_colour_smooths() -
     assert correlations[1] > correlations[0] + 0.2
 
 
+def test_white_colour_has_the_law_of_the_plain_sampler_over_several_steps() -> None:
+    """With sigma > 0 and tau < 1: mean and variance at every point within 4.5 standard errors of 4000 members."""
+    pipeline, count = tiny_pipeline(), 4000
+    pipeline.set_calibration(Calibration(tau=0.5))
+    many = {"num_members": count, "num_inference_steps": 3, "max_batch_size": count}
+    plain = forecast(pipeline, history(1), 1, **many).members
+    pipeline.register_modules(noise_color=NoiseColor(10, [1, 16]))
+    colored = forecast(pipeline, history(1), 1, **many).members
+    assert float((plain - colored).abs().max()) > 0.1  # other random numbers
+    variances = [members.var(0) for members in (plain, colored)]
+    error = (sum(variances) / count).sqrt()
+    assert float(((plain.mean(0) - colored.mean(0)) / error).abs().max()) < 4.5
+    error = math.sqrt(2 * 2 / (count - 1)) * (variances[0] + variances[1]) / 2
+    assert float(((variances[0] - variances[1]) / error).abs().max()) < 4.5
+
+
+def test_half_precision_is_of_the_network_alone(tmp_path: Path) -> None:
+    tiny_weather().save_pretrained(tmp_path / "model")
+    for name in ("dtype", "torch_dtype"):
+        loaded = FieldForecastPipeline.from_pretrained(tmp_path / "model", **{name: torch.bfloat16})
+        assert loaded.unet.dtype == torch.bfloat16
+        assert loaded.encoder.harmonics.dtype == torch.float32
+    loaded.register_modules(noise_color=NoiseColor(10, [2, 5, 18]))
+    loaded.to(torch.float16)
+    assert loaded.unet.dtype == torch.float16
+    assert loaded.encoder.harmonics.dtype == loaded.noise_color.amplitude.dtype == torch.float32
+
+
+def test_quantiles_of_the_call_are_in_the_dataset() -> None:
+    output = tiny_weather()(last_states(), 2, num_members=5, quantiles=(0.2, 0.5), output_type="pt")
+    data = output.to_xarray()
+    assert data["2m_temperature_quantile"].dims == ("quantile", "init_time", "lead_time", "latitude", "longitude")
+    np.testing.assert_allclose(
+        data["2m_temperature_quantile"].sel(quantile=0.5), output.members[:, :, :, 0].median(0).values, rtol=1e-6
+    )
+
+
+def test_records_with_levels_and_on_other_grids_are_read_by_the_model_s_own_points() -> None:
+    """WeatherBench2's layout as it is; longitudes from -180 to 180; north first: the same forecast."""
+    pipeline, data = tiny_weather(), record()
+    expected = pipeline(last_states(), num_members=2, generator=torch.Generator().manual_seed(0))
+    turned = data.assign_coords(longitude=(data.longitude + 180) % 360 - 180).sortby("longitude")
+    for other in (data, turned, data.sortby("latitude", ascending=False)):
+        found = pipeline(other, num_members=2, generator=torch.Generator().manual_seed(0))
+        np.testing.assert_allclose(found["2m_temperature"], expected["2m_temperature"])
+
+
 def test_coloured_noise_is_refused_for_other_families() -> None:
     pipeline = tiny_pipeline("mixture")
     pipeline.register_modules(noise_color=NoiseColor(10, [1, 16]))
@@ -183,7 +231,7 @@ def _broken(change: Any) -> Any:
     ("change", "message"),
     [
         (lambda data: data.isel(latitude=slice(0, 4)), "wrong grid: latitude has 4 points"),
-        (lambda data: data.drop_vars("2m_temperature"), "missing variable 2m_temperature"),
+        (lambda data: data.drop_vars("2m_temperature"), "missing variable '2m_temperature'"),
         (lambda data: data.isel(time=[0, 1, 3]), "time gap: the last 2 states are"),
         (lambda data: data.isel(time=[3, 2]), "unsorted in time"),
         (lambda data: data.isel(time=[0]), "needs 2 states"),

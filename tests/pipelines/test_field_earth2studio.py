@@ -9,6 +9,7 @@ import torch
 from tiny_field import tiny_pipeline, tiny_weather
 from torch import Tensor
 
+from marigold_uq.calibration import Calibration
 from marigold_uq.data.fields import FieldDataError
 from marigold_uq.pipelines.field_earth2studio import Earth2StudioPrognostic
 
@@ -44,12 +45,13 @@ def test_the_iterator_yields_the_start_and_then_steps_as_the_pipeline_makes_them
     hours = [int(c["lead_time"][0] / np.timedelta64(1, "h")) for _, c in states]
     assert hours == [0, 6, 12]
     assert states[2][0].shape == (ENSEMBLE, 2, 1, 2, 5, 18)
-    streams = prognostic._streams(ENSEMBLE * 2)
-    expected = prognostic.pipeline(
-        x.flatten(0, 1), 2, num_members=1, time=np.tile(DATES, ENSEMBLE), generator=streams
-    ).members[0]  # (batch, lead, variable, lat, lon)
+    history = x.flatten(0, 1)
     for lead in range(2):
-        torch.testing.assert_close(states[1 + lead][0].flatten(0, 2), expected[:, lead], rtol=1e-5, atol=1e-3)
+        time = np.tile(DATES, ENSEMBLE) + lead * np.timedelta64(6, "h")
+        streams = prognostic._streams(x, OrderedDict({**coords, "lead_time": states[lead][1]["lead_time"]}))
+        new = prognostic.pipeline(history, num_members=1, time=time, generator=streams).members[0]
+        torch.testing.assert_close(states[1 + lead][0].flatten(0, 2), new[:, 0], rtol=1e-5, atol=1e-3)
+        history = torch.cat([history[:, 1:], new], 1)
     assert float(states[2][0].std(0).mean()) > 0.01  # members differ though they start alike
 
 
@@ -73,3 +75,24 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
         prognostic.output_coords(OrderedDict({**coords, "lat": coords["lat"][:-1]}))
     with pytest.raises(ValueError, match="live on latitude, longitude and dates"):
         Earth2StudioPrognostic(tiny_pipeline())
+
+
+def test_mini_batches_of_an_ensemble_are_its_parts() -> None:
+    """earth2studio.run.ensemble cuts members into batches; a batch must not repeat another's members."""
+    prognostic = model()
+    x, coords = start(prognostic)
+    whole = list(islice(prognostic.create_iterator(x, coords), 3))
+    for member in range(ENSEMBLE):
+        one = OrderedDict({**coords, "ensemble": np.array([member])})
+        part = list(islice(prognostic.create_iterator(x[member : member + 1], one), 3))
+        for lead in (1, 2):
+            torch.testing.assert_close(part[lead][0][0], whole[lead][0][member], rtol=1e-5, atol=1e-3)
+    late = OrderedDict({**coords, "time": coords["time"][1:]})
+    torch.testing.assert_close(prognostic(x[:, 1:], late)[0], whole[1][0][:, 1:], rtol=1e-5, atol=1e-3)
+
+
+def test_kappa_cannot_be_applied_to_single_members_and_this_is_said() -> None:
+    pipeline = tiny_weather()
+    pipeline.set_calibration(Calibration(), [1.0, 1.5])
+    with pytest.warns(UserWarning, match="kappas .1.0, 1.5. are not applied"):
+        Earth2StudioPrognostic(pipeline)

@@ -146,6 +146,24 @@ def test_training_does_not_depend_on_how_a_batch_is_cut(data_file: Path, tmp_pat
     assert logs[0] == pytest.approx(logs[1], rel=1e-3)  # sums in another order, amplified by 8 steps
 
 
+def test_the_validation_of_an_adaptive_kernel_does_not_move_with_its_bandwidth(data_file: Path, tmp_path: Path) -> None:
+    """The same network has the same validation loss, whatever residuals the bandwidth has learned from."""
+    settings = config(data_file, tmp_path, model={"noise_family": "low_rank", "rank": 1})
+    pipeline = new_pipeline(settings.model, decaying())
+    task = FieldTask(
+        pipeline,
+        Transitions(decaying()),
+        FieldObjective(score="kernel"),
+        validation=Transitions(decaying()),
+        validation_samples=8,
+    )
+    before = task.validate(pipeline.unet, 0, tmp_path)
+    steps = torch.arange(10)
+    task.scores.scale.update_sums(steps, 25.0 * torch.ones(10), torch.ones(10))
+    assert float(task.scores.scale(steps[:1])) > 1.01
+    assert task.validate(pipeline.unet, 1, tmp_path) == before
+
+
 class Falling(nn.Linear):
     """A network whose weights tell its age."""
 

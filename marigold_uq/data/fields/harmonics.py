@@ -10,6 +10,9 @@ from marigold_uq.data.fields.sequences import FieldSequences
 DAY, YEAR = 86_400.0, 365.2425 * 86_400.0
 NUM_WAVES = 9
 """1, sine and cosine of the year and of the day, and their four products: days are longer in summer."""
+DAILY_WAVES = (0, 3, 4)
+"""The mean, and sine and cosine of the day."""
+WHOLE_YEAR = 365 * DAY
 BLOCK = 256
 
 
@@ -23,9 +26,17 @@ def harmonic_basis(seconds: Floats | Tensor) -> Tensor:
 
 
 def fit_harmonics(train: FieldSequences) -> Tensor:
-    """Coefficients (C, NUM_WAVES, *space), float64, by least squares over all training states; one pass."""
+    """Coefficients (C, NUM_WAVES, *space), float64, by least squares over all training states; one pass.
+
+    Less than a year of data does not know the other seasons: the waves of the year then get the coefficient 0.
+    """
     if not train.calendar:
         raise FieldDataError(f"{train.source}: a seasonal mean needs times that are dates")
+    ends = [train.times(sequence)[[0, -1]] for sequence in range(train.num_sequences)]
+    whole_year = max(last for _, last in ends) - min(first for first, _ in ends) + train.time_step >= WHOLE_YEAR
+    known = torch.ones(NUM_WAVES, dtype=torch.float64)
+    if not whole_year:
+        known[[wave for wave in range(NUM_WAVES) if wave not in DAILY_WAVES]] = 0
     gram = torch.zeros(NUM_WAVES, NUM_WAVES, dtype=torch.float64)
     moment: Tensor | None = None
     for sequence in range(train.num_sequences):
@@ -33,12 +44,12 @@ def fit_harmonics(train: FieldSequences) -> Tensor:
         for start in range(0, len(times), BLOCK):
             stop = min(len(times), start + BLOCK)
             states = train.read(sequence, start, stop).double()  # (n, C, *space)
-            waves = harmonic_basis(np.asarray(times[start:stop]))
+            waves = known * harmonic_basis(np.asarray(times[start:stop]))
             gram += waves.T @ waves
             part = waves.T @ states.flatten(1)  # (waves, C space)
             moment = part if moment is None else moment + part
             shape = states.shape[1:]
     assert moment is not None  # sequences have at least two states
-    # A record shorter than a year does not tell the waves apart: the smallest solution is taken.
+    # Waves that are left out, or that few states do not tell apart: the smallest solution is taken.
     solution = torch.linalg.pinv(gram, hermitian=True, rtol=1e-8) @ moment
     return solution.reshape(NUM_WAVES, *shape).movedim(0, 1)

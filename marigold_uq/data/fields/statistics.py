@@ -23,14 +23,6 @@ class FieldStatistics:
         """States with mean 0 and variance 1 over the training part."""
         return (states - self.mean) / self.std
 
-    def normalize_increment(self, increments: Tensor) -> Tensor:
-        """Increments with mean 0 and variance 1 over the training part."""
-        return (increments - self.increment_mean) / self.increment_std
-
-    def restore_increment(self, normalized: Tensor) -> Tensor:
-        """Undo `normalize_increment`."""
-        return normalized * self.increment_std + self.increment_mean
-
     def to_dict(self) -> dict[str, float]:
         """For a config or checkpoint; `FieldStatistics(**stored)` reads it."""
         return asdict(self)

@@ -82,15 +82,6 @@ class Trajectories:
         """None."""
         return {}
 
-    def require_grid(self, x: Floats) -> None:
-        """Raise unless these trajectories live on the points `x`."""
-        spacing = float(self.x[1] - self.x[0])
-        if len(x) != len(self.x) or np.abs(np.asarray(x) - self.x).max() > GRID_TOLERANCE * spacing:
-            raise FieldDataError(
-                f"{self.source}: {len(self.x)} points from {self.x[0]:g} to {self.x[-1]:g}, but the grid asked for has "
-                f"{len(x)} from {x[0]:g} to {x[-1]:g}; read with another `points` stride or generate on that grid"
-            )
-
     def select(self, indices: Sequence[int]) -> "Trajectories":
         """The trajectories `indices`, in this order."""
         chosen = self.states[torch.as_tensor(list(indices), dtype=torch.int64)]

@@ -88,6 +88,22 @@ def _region(data: Any, source: str, latitude: Any, longitude: Any) -> Any:
     return data
 
 
+def find_variable(data: Any, name: str, source: str) -> Any:
+    """The array of a variable of a Dataset, one level of it where the name ends in a level."""
+    if name in data.data_vars:
+        return data[name]
+    stem, _, level = name.rpartition("_")
+    if stem in data.data_vars and level.isdecimal() and "level" in data[stem].dims:
+        levels = data[stem]["level"].values
+        if int(level) not in levels:
+            raise FieldDataError(f"{source}: {stem} has the levels {levels.tolist()}, not {level}")
+        return data[stem].sel(level=int(level))
+    raise FieldDataError(
+        f"{source}: missing variable {name!r}; it holds {sorted(map(str, data.data_vars))}"
+        " (one level of a variable: name_level)"
+    )
+
+
 @dataclass(frozen=True)
 class WeatherSequences:
     """States (C, latitude, longitude) of one record: a `FieldSequences` with one sequence.
@@ -115,19 +131,7 @@ class WeatherSequences:
                 raise FieldDataError(f"{self.source}: {axis} is not sorted; sort the record by it first")
 
     def _find(self, name: str, *, needs_time: bool) -> Any:
-        """The array of a variable, one level of it where the name ends in a level."""
-        stem, _, level = name.rpartition("_")
-        array = self.data[name] if name in self.data.data_vars else None
-        if array is None and stem in self.data.data_vars and level.isdecimal() and "level" in self.data[stem].dims:
-            levels = self.data[stem]["level"].values
-            if int(level) not in levels:
-                raise FieldDataError(f"{self.source}: {stem} has the levels {levels.tolist()}, not {level}")
-            array = self.data[stem].sel(level=int(level))
-        if array is None:
-            raise FieldDataError(
-                f"{self.source}: missing variable {name!r}; it holds {sorted(map(str, self.data.data_vars))}"
-                " (one level of a variable: name_level)"
-            )
+        array = find_variable(self.data, name, self.source)
         expected = {"time", *AXES} if needs_time else set(AXES)
         if set(array.dims) != expected:
             raise FieldDataError(f"{self.source}: {name} has the dimensions {array.dims}, expected {sorted(expected)}")
