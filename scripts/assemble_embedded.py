@@ -1,4 +1,4 @@
-"""Put a calibrated model into the package as its embedded one: half precision, config without what its class ignores.
+"""Put a calibrated model into the package as its embedded one: half precision, configs that say nothing of the making.
 
 python scripts/assemble_embedded.py --model runs/embedded/calibrated --output marigold_uq/assets/depth
 """
@@ -14,11 +14,11 @@ import torch
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
 
 
-def drop_derived_entries(config: Path) -> None:
-    """AutoencoderTiny writes block_out_channels and, on loading, warns that it does not know it."""
+def drop_entries(config: Path, *names: str) -> None:
+    """Take entries out of a JSON file where they are."""
     entries = json.loads(config.read_text(encoding="utf-8"))
-    entries.pop("block_out_channels", None)
-    config.write_text(json.dumps(entries, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    kept = {name: value for name, value in entries.items() if name not in names}
+    config.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -32,7 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     temporary = args.output.with_name(args.output.name + ".partial")
     shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
     MarigoldUQDepthPipeline.from_pretrained(args.model).to(torch.float16).save_pretrained(temporary)
-    drop_derived_entries(temporary / "vae" / "config.json")
+    for config in temporary.rglob("*.json"):
+        drop_entries(config, "_name_or_path")  # where the model lay while it was made
+    # AutoencoderTiny writes this entry and, on loading, warns that it does not know it.
+    drop_entries(temporary / "vae" / "config.json", "block_out_channels")
     temporary.rename(args.output)
 
 

@@ -9,10 +9,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import re
+import subprocess
+import sys
 import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -224,3 +228,20 @@ ROUTES = (
     (rf"/api/models/{REPOSITORY}/tree/[^/]+", ("GET",), _Handler.tree),
     (rf"/{REPOSITORY}/resolve/[^/]+/(?P<path>.+)", ("GET", "HEAD"), _Handler.resolve),
 )
+
+
+def run_client(hub: HubServer, code: str, *arguments: str, cache: Path) -> str:
+    """Standard output of Python code that talks to the stand-in, in a process that knows of no other Hub."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    environment |= {
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_TOKEN": "a-token",
+        "HF_HOME": str(cache),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+    }
+    command = [sys.executable, "-c", code, *arguments]
+    client = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert client.returncode == 0, client.stderr
+    return client.stdout

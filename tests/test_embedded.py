@@ -27,6 +27,11 @@ def test_it_is_half_precision_and_small_and_has_a_card() -> None:
     assert "not for" in card.lower()
 
 
+def test_its_files_say_nothing_of_the_machine_that_made_it() -> None:
+    for path in embedded_path().rglob("*.json"):
+        assert "_name_or_path" not in path.read_text(encoding="utf-8"), path
+
+
 def test_it_loads_by_name_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
     pipeline = MarigoldUQDepthPipeline.from_pretrained("embedded")
     assert pipeline.scheduler.family.has_spread

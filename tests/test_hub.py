@@ -1,16 +1,13 @@
 """Model cards, and the way to the Hub and back, against a local stand-in of its HTTP API."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import yaml
-from hub_server import HubServer
+from hub_server import HubServer, run_client
 from huggingface_hub import ModelCard, parse_eval_result_entries
 from tiny_depth import picture, tiny_pipeline
 
@@ -213,25 +210,9 @@ print(json.dumps({"url": url, "classes": classes, "spreads": [spread(pipeline) f
 def test_a_pushed_run_arrives_and_loads_from_the_hub(run_folder, tmp_path):
     np.save(tmp_path / "picture.npy", picture())
     with HubServer() as hub:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-        environment |= {
-            "HF_ENDPOINT": hub.endpoint,
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_TOKEN": "a-token",
-            "HF_HOME": str(tmp_path / "cache"),
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(REPOSITORY),
-        }
-        client = subprocess.run(
-            [sys.executable, "-c", CLIENT, str(run_folder), str(tmp_path / "picture.npy")],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert client.returncode == 0, client.stderr
+        output = run_client(hub, CLIENT, str(run_folder), str(tmp_path / "picture.npy"), cache=tmp_path / "cache")
         repository = hub.repositories["someone/tiny"]
-    result = json.loads(client.stdout.strip().splitlines()[-1])
+    result = json.loads(output.strip().splitlines()[-1])
 
     local = {
         path.relative_to(run_folder / "model").as_posix()

@@ -1,14 +1,10 @@
 """A table's pipeline goes to the Hub and back, against a local stand-in of its HTTP API."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
-from hub_server import HubServer
-from tiny_sets import ROOT
+from hub_server import HubServer, run_client
 
 from marigold_uq.data.tables import TableSource
 from marigold_uq.tabular import DiffusionRegressor
@@ -46,25 +42,9 @@ def test_a_pushed_pipeline_loads_from_the_hub_with_the_same_predictions(tmp_path
     run = train_tabular(TableSource(tmp_path / "table.npz"), model, tmp_path / "run")
     np.save(tmp_path / "rows.npy", x[:3])
     with HubServer() as hub:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-        environment |= {
-            "HF_ENDPOINT": hub.endpoint,
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_TOKEN": "a-token",
-            "HF_HOME": str(tmp_path / "cache"),
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(ROOT),
-        }
-        client = subprocess.run(
-            [sys.executable, "-c", CLIENT, str(run), str(tmp_path / "rows.npy")],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert client.returncode == 0, client.stderr
+        output = run_client(hub, CLIENT, str(run), str(tmp_path / "rows.npy"), cache=tmp_path / "cache")
         files = set(hub.repositories["someone/rows"].files)
-    result = json.loads(client.stdout.strip().splitlines()[-1])
+    result = json.loads(output.strip().splitlines()[-1])
     want = model.pipeline_(x[:3], 6).samples
     for name, samples in result.items():
         rounding = 1e-5 if name == "plain" else 1e-9  # its components come in float32, as they were trained

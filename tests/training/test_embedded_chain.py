@@ -60,7 +60,19 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         train("gaussian")
         options = ["--scenes", "runs/embedded/scenes/calibration", "--output", "runs/embedded/calibrated"]
         script("calibrate_depth").main(["--model", "runs/embedded/gaussian/model", *options, "--members", "4"])
+        script("assemble_embedded").main(["--model", "runs/embedded/calibrated", "--output", "runs/embedded/assets"])
     return folder / "runs" / "embedded"
+
+
+def test_the_assembled_model_is_the_calibrated_one_in_half_precision(made: Path) -> None:
+    whole = MarigoldUQDepthPipeline.from_pretrained(made / "calibrated")
+    half = MarigoldUQDepthPipeline.from_pretrained(made / "assets", torch_dtype=torch.float16)
+    for name, value in whole.unet.state_dict().items():
+        assert half.unet.state_dict()[name].equal(value.half())
+    assert half.config.calibration == whole.config.calibration
+    for path in (made / "assets").rglob("*.json"):
+        assert str(made) not in path.read_text(encoding="utf-8")
+        assert "_name_or_path" not in path.read_text(encoding="utf-8")
 
 
 def test_latents_are_those_of_the_scenes_and_of_their_mirror_images(made: Path) -> None:
