@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 family=${1:-low_rank}
 runs=runs/embedded
 render() { python scripts/render_scenes.py --output "$runs/scenes/$1" --length "$2" --split "$3" --seed "$4" --processes 2; }
-render train 12000 train 0
+render train 30000 train 0
 render validation 200 validation 0
 render calibration 300 validation 1
 render test 500 test 0
@@ -16,6 +16,7 @@ python scripts/train_vae.py --config configs/depth/embedded_decoder.yaml
 python scripts/encode_latents.py --vae $runs/vae/model --scenes $runs/scenes/train --output $runs/latents/train --flip \
     --processes 2
 python train/train_depth.py --config configs/depth/embedded_base.yaml
+python train/train_depth.py --config configs/depth/embedded_base_more.yaml
 python train/train_depth.py --config "configs/depth/embedded_$family.yaml"
 [ -d "$runs/calibrated_$family" ] || python scripts/calibrate_depth.py --model "$runs/$family/model" \
     --scenes $runs/scenes/calibration --output "$runs/calibrated_$family"

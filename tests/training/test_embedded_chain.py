@@ -57,6 +57,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         latents = ["--scenes", "runs/embedded/scenes/train", "--output", "runs/embedded/latents/train"]
         script("encode_latents").main(["--vae", "runs/embedded/vae/model", *latents, "--flip", "--processes", "2"])
         train("base")
+        train("base_more")
         train("gaussian")
         options = ["--scenes", "runs/embedded/scenes/calibration", "--output", "runs/embedded/calibrated"]
         script("calibrate_depth").main(["--model", "runs/embedded/gaussian/model", *options, "--members", "4"])
