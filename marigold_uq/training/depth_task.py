@@ -17,7 +17,7 @@ from marigold_uq.denoising import predict_noise
 from marigold_uq.distributions import NoiseDistribution
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
 from marigold_uq.scores import SCORES, RunningResidualScale, sample_scores
-from marigold_uq.training.noise import training_noise
+from marigold_uq.training.noise import training_noise, training_timesteps
 from marigold_uq.training.order import Ordered
 from marigold_uq.training.task import Stateful
 from marigold_uq.training.trainable import choose_trainable, plain_network
@@ -122,7 +122,7 @@ class DepthTask:
         image, x_0, mask = self.encode(batch)
         scheduler = self.pipeline.scheduler
         steps = scheduler.config.num_train_timesteps
-        timesteps = torch.cat([self._timestep(steps, generator) for generator in generators])
+        timesteps = training_timesteps(steps, generators, uniform=self.objective.uniform_timesteps)
         noise = training_noise(x_0.shape[1:], timesteps, steps, self.objective.noise_strength, generators).to(x_0)
         timesteps = timesteps.to(self.device)
         x_t = scheduler.add_noise(x_0, noise, timesteps)
@@ -136,11 +136,6 @@ class DepthTask:
         law = predict_noise(denoiser, scheduler, x_t, timesteps, num_draws=draws, generator=generators)
         residual = _residual_rows(timesteps, target - law.mean.detach(), mask)
         return self._score(law, target, mask, timesteps, generators), residual
-
-    def _timestep(self, steps: int, generator: torch.Generator) -> Tensor:
-        t = torch.randint(steps, (1,), generator=generator)
-        last = torch.rand(1, generator=generator) < 0.5
-        return t if self.objective.uniform_timesteps else torch.where(last, steps - 1, t)
 
     def _score(
         self,

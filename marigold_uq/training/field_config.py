@@ -145,12 +145,14 @@ class FieldObjective:
             the score is multiplied by it. With false give score_options bandwidth (and per_dimension: false for an
             absolute one, as in the paper).
         num_draws: Draws of the network per sample, for the family "sample".
+        uniform_timesteps: False gives half of the samples the last timestep, where few-step sampling starts.
     """
 
     score: str | None = None
     score_options: dict[str, Any] = field(default_factory=dict)
     adaptive_bandwidth: bool = True
     num_draws: int = 3
+    uniform_timesteps: bool = True
 
     def __post_init__(self) -> None:
         if self.score is not None and self.score not in SCORES:

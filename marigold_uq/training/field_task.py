@@ -17,6 +17,7 @@ from marigold_uq.randomness import member_seed
 from marigold_uq.training.field_config import FieldObjective, PlateauConfig
 from marigold_uq.training.field_plateau import Plateau, restore_best
 from marigold_uq.training.law_scores import LawScores
+from marigold_uq.training.noise import training_timesteps
 from marigold_uq.training.order import Ordered
 from marigold_uq.training.task import Stateful
 
@@ -75,7 +76,7 @@ class FieldTask:
         x_0 = encoder.encode_target(history[:, -1], future[:, 0])  # (B, C, *space)
         condition = encoder.condition(history, batch["time"])
         steps = scheduler.config.num_train_timesteps
-        timesteps = torch.cat([torch.randint(steps, (1,), generator=own) for own in generators]).to(self.device)
+        timesteps = training_timesteps(steps, generators, uniform=self.objective.uniform_timesteps).to(self.device)
         noise = torch.stack([torch.randn(x_0.shape[1:], generator=own) for own in generators]).to(x_0)
         x_t = scheduler.add_noise(x_0, noise, timesteps)
         target = scheduler.training_target(x_0, noise, timesteps)

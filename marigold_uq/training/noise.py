@@ -1,4 +1,4 @@
-"""Training noise: plain, or Marigold's annealed multi-resolution noise."""
+"""What a training sample draws: its timestep, and its noise, plain or Marigold's annealed multi-resolution noise."""
 
 from collections.abc import Sequence
 
@@ -7,6 +7,17 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 MAX_LEVELS = 10
+
+
+def training_timesteps(num_train_timesteps: int, generators: list[torch.Generator], *, uniform: bool) -> Tensor:
+    """Timesteps (B,), each from its own generator; unless uniform, half of them are the last one."""
+    last = num_train_timesteps - 1
+    drawn = []
+    for generator in generators:
+        t = torch.randint(num_train_timesteps, (1,), generator=generator)
+        is_last = torch.rand(1, generator=generator) < 0.5
+        drawn.append(t if uniform else torch.where(is_last, last, t))
+    return torch.cat(drawn)
 
 
 def multiresolution_noise(shape: Sequence[int], strength: float, generator: torch.Generator) -> Tensor:

@@ -1,10 +1,10 @@
-"""Multi-resolution noise against Marigold's description of it."""
+"""Timesteps of a batch; multi-resolution noise against Marigold's description of it."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from marigold_uq.training.noise import multiresolution_noise, training_noise
+from marigold_uq.training.noise import multiresolution_noise, training_noise, training_timesteps
 
 SHAPE = (2, 16, 24)
 
@@ -78,3 +78,13 @@ def test_a_samples_noise_does_not_depend_on_its_company() -> None:
 def test_without_strength_it_is_torchs_own_normal_noise() -> None:
     noise = training_noise(SHAPE, torch.tensor([999]), 1000, 0.0, [generator(7)])
     assert torch.equal(noise[0], torch.randn(SHAPE, generator=generator(7)))
+
+
+def test_half_of_the_timesteps_can_be_the_last() -> None:
+    generators = [generator(seed) for seed in range(400)]
+    often = training_timesteps(1000, generators, uniform=False)
+    assert 160 < int((often == 999).sum()) < 240  # 200 expected, 4 standard deviations of 10
+    uniform = training_timesteps(1000, [generator(seed) for seed in range(400)], uniform=True)
+    assert int((uniform == 999).sum()) < 5
+    assert float(uniform.double().mean()) == pytest.approx(499.5, abs=4 * 289 / 20)
+    assert torch.equal(often[often != 999], uniform[often != 999])
