@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from accelerate.utils import gather
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from marigold_uq.data.depth.normalization import latent_mask, normalize_depth
 from marigold_uq.denoising import predict_noise
-from marigold_uq.distributions import NoiseDistribution
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
-from marigold_uq.scores import SCORES, RunningResidualScale, sample_scores
+from marigold_uq.scores import SCORES
+from marigold_uq.training.law_scores import LawScores, residual_rows
 from marigold_uq.training.noise import training_noise, training_timesteps
 from marigold_uq.training.order import Ordered
 from marigold_uq.training.task import Stateful
@@ -25,7 +24,6 @@ from marigold_uq.training.trainable import choose_trainable, plain_network
 Validation = Callable[[MarigoldUQDepthPipeline, int, Path], dict[str, float]]
 Batch = list[tuple[list[int], dict[str, Any]]]
 """Samples of one size together: their places in the micro batch, and what torch's default collate makes of them."""
-NEEDS_DIRECTIONS = ("projected", "energy")
 
 
 @dataclass(frozen=True)
@@ -85,14 +83,17 @@ class DepthTask:
         pipeline.vae.requires_grad_(False).eval()
         self.network: nn.Module = pipeline.unet
         choose_trainable(pipeline, trainable, lora_rank=lora_rank, seed=seed)
-        self.score = objective.score or pipeline.scheduler.family.default_score
-        self.adaptive = self.score == "kernel" and objective.adaptive_bandwidth
-        self.scale = RunningResidualScale(pipeline.scheduler.config.num_train_timesteps).to(self.device)
-        self._residuals: list[Tensor] = []
+        self.scores = LawScores(
+            objective.score or pipeline.scheduler.family.default_score,
+            objective.score_options,
+            adaptive_bandwidth=objective.adaptive_bandwidth,
+            num_train_timesteps=pipeline.scheduler.config.num_train_timesteps,
+        )
+        self.scores.scale.to(self.device)
 
     def states(self) -> list[Stateful]:
         """The running bandwidth."""
-        return [self.scale]
+        return [self.scores.scale]
 
     def collate(self, samples: list[dict[str, Any]]) -> Batch:
         """Group samples by size: data sets that are mixed need not agree on one."""
@@ -111,8 +112,7 @@ class DepthTask:
         """Score of the law against the drawn target, one number per sample."""
         parts = [self._part(network, part, [generators[place] for place in places]) for places, part in batch]
         order = torch.tensor([place for places, _ in batch for place in places], device=self.device).argsort()
-        if self.adaptive:
-            self._residuals.append(torch.cat([residual for _, residual in parts])[order])
+        self.scores.note(torch.cat([residuals for _, residuals in parts])[order])
         return torch.cat([losses for losses, _ in parts])[order]
 
     def _part(
@@ -134,30 +134,8 @@ class DepthTask:
 
         draws = self.objective.num_draws
         law = predict_noise(denoiser, scheduler, x_t, timesteps, num_draws=draws, generator=generators)
-        residual = _residual_rows(timesteps, target - law.mean.detach(), mask)
-        return self._score(law, target, mask, timesteps, generators), residual
-
-    def _score(
-        self,
-        law: NoiseDistribution,
-        target: Tensor,
-        mask: Tensor,
-        timesteps: Tensor,
-        generators: list[torch.Generator],
-    ) -> Tensor:
-        options = dict(self.objective.score_options)
-        if self.adaptive:
-            scale = self.scale(timesteps)
-            return scale * sample_scores(law, target, self.score, mask=mask, bandwidth=scale, **options)
-        if self.score in NEEDS_DIRECTIONS and not law.noise_channels:  # an implicit law brings its draws
-            rows = [slice(b, b + 1) for b in range(len(target))]  # directions of its own for each sample
-            return torch.cat(
-                [
-                    sample_scores(_part_of(law, b), target[b], self.score, mask=mask[b], generator=own, **options)
-                    for b, own in zip(rows, generators, strict=True)
-                ]
-            )
-        return sample_scores(law, target, self.score, mask=mask, **options)
+        losses = self.scores(law, target, timesteps, generators, mask)
+        return losses, residual_rows(law, target, timesteps, mask)
 
     @torch.no_grad()
     def encode(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
@@ -187,11 +165,8 @@ class DepthTask:
         return (mode * vae.config.scaling_factor).float()
 
     def after_step(self, step: int) -> None:
-        """Update the running residual scale with the step's samples of all processes, in the batch's order."""
-        if self.adaptive:
-            timesteps, square, count = gather(torch.cat(self._residuals)).unbind(1)
-            self._residuals.clear()
-            self.scale.update_sums(timesteps.long(), square, count)
+        """Update the running residual scale."""
+        self.scores.update()
 
     def validate(self, network: nn.Module, step: int, pictures: Path) -> dict[str, float]:
         """Whatever the validation given at construction measures."""
@@ -211,15 +186,3 @@ class DepthTask:
             self.pipeline.save_pretrained(folder)
         finally:
             self.pipeline.register_modules(unet=trained)
-
-
-def _residual_rows(timesteps: Tensor, residual: Tensor, mask: Tensor) -> Tensor:
-    """(B, 3): the timestep, the sum of squares over coordinates that count, and their number."""
-    keep = mask.expand(residual.shape).flatten(1)
-    square = torch.where(keep, residual.flatten(1), 0.0).square().sum(1)
-    return torch.stack([timesteps.float(), square.float(), keep.sum(1).float()], 1)
-
-
-def _part_of(law: NoiseDistribution, rows: slice) -> NoiseDistribution:
-    """The laws of some samples of the batch."""
-    return type(law)(**{parameter.name: getattr(law, parameter.name)[rows] for parameter in fields(law)})

@@ -16,13 +16,15 @@ from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.randomness import member_seed
 from marigold_uq.training.field_config import FieldObjective, PlateauConfig
 from marigold_uq.training.field_plateau import Plateau, restore_best
-from marigold_uq.training.law_scores import LawScores
+from marigold_uq.training.law_scores import LawScores, residual_rows
 from marigold_uq.training.noise import training_timesteps
 from marigold_uq.training.order import Ordered
 from marigold_uq.training.task import Stateful
 
 VALIDATION_STREAM = 7
 VALIDATION_BATCH = 64
+DIRECTION_GROUP = 8
+"""Samples that share random directions."""
 
 
 class FieldTask:
@@ -52,6 +54,7 @@ class FieldTask:
             objective.score_options,
             adaptive_bandwidth=objective.adaptive_bandwidth,
             num_train_timesteps=scheduler.config.num_train_timesteps,
+            direction_group=DIRECTION_GROUP,
         )
         self.scores.scale.to(self.device)
         self.plateau = Plateau(plateau or PlateauConfig())
@@ -90,7 +93,7 @@ class FieldTask:
         )
         if not learns:
             return self.scores.held_out(law, target, timesteps, generators)
-        self.scores.note(law, target, timesteps)
+        self.scores.note(residual_rows(law, target, timesteps))
         return self.scores(law, target, timesteps, generators)
 
     def after_step(self, step: int) -> None:

@@ -14,40 +14,56 @@ from marigold_uq.distributions import NoiseDistribution
 from marigold_uq.scores import RunningResidualScale, sample_scores
 
 NEEDS_DIRECTIONS = ("projected", "energy")
-DIRECTION_GROUP = 8
-"""Samples that share random directions: drawn for each alone they would take as long as the network. Micro batches of
-a multiple of this size give the same loss as one large batch."""
 
 
 class LawScores:
-    """Scores laws, one number per sample, and keeps the running residual scale of an adaptive kernel bandwidth."""
+    """Scores laws, one number per sample, and keeps the running residual scale of an adaptive kernel bandwidth.
+
+    Args:
+        score: Name of the score.
+        options: Its arguments.
+        adaptive_bandwidth: Kernel score: the bandwidth follows the residuals, and the score is multiplied by it.
+        num_train_timesteps: T.
+        direction_group: Samples that share random directions. Micro batches of a multiple of this size give the same
+            loss as one large batch; where the network is small, directions for each sample alone would take as long.
+    """
 
     def __init__(
-        self, score: str, options: Mapping[str, Any], *, adaptive_bandwidth: bool, num_train_timesteps: int
+        self,
+        score: str,
+        options: Mapping[str, Any],
+        *,
+        adaptive_bandwidth: bool,
+        num_train_timesteps: int,
+        direction_group: int = 1,
     ) -> None:
         self.score, self.options = score, dict(options)
         self.adaptive = score == "kernel" and adaptive_bandwidth
         self.scale = RunningResidualScale(num_train_timesteps)
+        self.direction_group = direction_group
         self._residuals: list[Tensor] = []
 
     def __call__(
-        self, law: NoiseDistribution, target: Tensor, timesteps: Tensor, generators: list[torch.Generator]
+        self,
+        law: NoiseDistribution,
+        target: Tensor,
+        timesteps: Tensor,
+        generators: list[torch.Generator],
+        mask: Tensor | None = None,
     ) -> Tensor:
         """(B,); random directions come from the generator of the first sample of each group."""
         if self.adaptive:
             scale = self.scale(timesteps)
-            return scale * sample_scores(law, target, self.score, bandwidth=scale, **self.options)
-        if self.score in NEEDS_DIRECTIONS and law.joint and not law.noise_channels:
-            groups = [slice(first, first + DIRECTION_GROUP) for first in range(0, len(target), DIRECTION_GROUP)]
-            return torch.cat(
-                [
-                    sample_scores(
-                        _rows(law, rows), target[rows], self.score, generator=generators[rows][0], **self.options
-                    )
-                    for rows in groups
-                ]
-            )
-        return sample_scores(law, target, self.score, **self.options)
+            return scale * sample_scores(law, target, self.score, mask=mask, bandwidth=scale, **self.options)
+        if self.score in NEEDS_DIRECTIONS and not law.noise_channels:  # an implicit law brings its draws
+            parts = []
+            for first in range(0, len(target), self.direction_group):
+                rows = slice(first, first + self.direction_group)
+                some = None if mask is None else mask[rows]
+                own = {"mask": some, "generator": generators[first], **self.options}
+                parts.append(sample_scores(_rows(law, rows), target[rows], self.score, **own))
+            return torch.cat(parts)
+        return sample_scores(law, target, self.score, mask=mask, **self.options)
 
     def held_out(
         self, law: NoiseDistribution, target: Tensor, timesteps: Tensor, generators: list[torch.Generator]
@@ -55,12 +71,10 @@ class LawScores:
         """(B,), comparable between steps: the score, or the marginal CRPS where the score's bandwidth moves."""
         return sample_scores(law, target, "crps") if self.adaptive else self(law, target, timesteps, generators)
 
-    def note(self, law: NoiseDistribution, target: Tensor, timesteps: Tensor) -> None:
-        """Remember the residuals of a batch that was scored, for the next steps' bandwidth."""
+    def note(self, residuals: Tensor) -> None:
+        """Remember the `residual_rows` of a batch that was scored, for the next steps' bandwidth."""
         if self.adaptive:
-            square = (target - law.mean.detach()).flatten(1).square()
-            count = torch.full_like(square[:, 0], square.shape[1])
-            self._residuals.append(torch.stack([timesteps.float(), square.sum(1).float(), count.float()], 1))
+            self._residuals.append(residuals)
 
     def update(self) -> None:
         """After an optimiser step: learn from the residuals of all processes, in the batch's order."""
@@ -68,6 +82,14 @@ class LawScores:
             timesteps, square, count = gather(torch.cat(self._residuals)).unbind(1)
             self._residuals.clear()
             self.scale.update_sums(timesteps.long(), square, count)
+
+
+def residual_rows(law: NoiseDistribution, target: Tensor, timesteps: Tensor, mask: Tensor | None = None) -> Tensor:
+    """(B, 3): the timestep, the sum of squared residuals over coordinates that count, and their number."""
+    residual = (target - law.mean.detach()).flatten(1)
+    keep = torch.ones_like(residual, dtype=torch.bool) if mask is None else mask.expand(target.shape).flatten(1)
+    square = torch.where(keep, residual, 0.0).square().sum(1)
+    return torch.stack([timesteps.float(), square.float(), keep.sum(1).float()], 1)
 
 
 def _rows(law: NoiseDistribution, rows: slice) -> NoiseDistribution:

@@ -157,9 +157,9 @@ def test_the_bandwidth_follows_past_residuals_only_and_all_of_the_steps_samples(
     task = make_task("low_rank")
     first = losses(task, [sample(0), sample(1)], [1, 2])
     assert torch.equal(first, losses(task, [sample(0), sample(1)], [1, 2]))  # unchanged until the step is over
-    assert (task.scale.mean_square == 1).all()
+    assert (task.scores.scale.mean_square == 1).all()
     task.after_step(1)
-    assert (task.scale.mean_square != 1).any()
+    assert (task.scores.scale.mean_square != 1).any()
     assert not torch.equal(first, losses(task, [sample(0), sample(1)], [1, 2]))
 
 
@@ -173,7 +173,7 @@ def test_a_bandwidth_can_be_given_instead() -> None:
     before = losses(task, [sample(0)], [1])
     task.after_step(1)
     assert torch.equal(before, losses(task, [sample(0)], [1]))
-    assert (task.scale.mean_square == 1).all()
+    assert (task.scores.scale.mean_square == 1).all()
 
 
 @pytest.mark.parametrize(("uniform", "least", "most"), [(False, 10, 38), (True, 0, 2)])
