@@ -16,9 +16,8 @@ from pathlib import Path
 import torch
 
 from marigold_uq.data.fields import Burgers, KuramotoSivashinsky, generate
-from marigold_uq.evaluation.field_calibration import CalibrationOptions
-from marigold_uq.evaluation.field_study import ModelRun, StudyTask, score_baseline
-from marigold_uq.evaluation.field_study_report import (
+from marigold_uq.evaluation.fields.calibration import CalibrationOptions
+from marigold_uq.evaluation.fields.report import (
     calibration_table,
     collect,
     correlation_figure,
@@ -29,6 +28,7 @@ from marigold_uq.evaluation.field_study_report import (
     tau_figure,
     uncertainty_figure,
 )
+from marigold_uq.evaluation.fields.study import ModelRun, StudyTask, score_baseline
 from marigold_uq.export import atomic_path
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "field"

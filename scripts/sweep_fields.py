@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import yaml
 
-from marigold_uq.evaluation.field_study import ModelRun, StudyTask
-from marigold_uq.evaluation.field_study_report import collect, study_table
+from marigold_uq.evaluation.fields.report import collect, study_table
+from marigold_uq.evaluation.fields.study import ModelRun, StudyTask
 from marigold_uq.export import atomic_path
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "field"

@@ -17,12 +17,10 @@ from weather_records import record
 from marigold_uq.calibration import Calibration
 from marigold_uq.data.fields import Trajectories, Transitions, WeatherSequences, write_trajectories
 from marigold_uq.distributions import CholeskyDistribution, LowRankDistribution
-from marigold_uq.evaluation.field import FieldEvaluation, evaluate_field, report
-from marigold_uq.evaluation.field_calibration import CalibrationOptions, alternate_windows, calibrate_field, smooth
-from marigold_uq.evaluation.field_forecasters import Climatology, Persistence, PipelineForecaster
-from marigold_uq.evaluation.field_scores import power_spectrum, score_forecasts, spread_windows
-from marigold_uq.evaluation.field_study import ModelRun, StudyTask, score_baseline
-from marigold_uq.evaluation.field_study_report import (
+from marigold_uq.evaluation.fields.calibration import CalibrationOptions, alternate_windows, calibrate_field, smooth
+from marigold_uq.evaluation.fields.evaluation import FieldEvaluation, evaluate_field, report
+from marigold_uq.evaluation.fields.forecasters import Climatology, Persistence, PipelineForecaster
+from marigold_uq.evaluation.fields.report import (
     calibration_table,
     collect,
     correlation_figure,
@@ -33,6 +31,8 @@ from marigold_uq.evaluation.field_study_report import (
     tau_figure,
     uncertainty_figure,
 )
+from marigold_uq.evaluation.fields.scores import power_spectrum, score_forecasts, spread_windows
+from marigold_uq.evaluation.fields.study import ModelRun, StudyTask, score_baseline
 from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.training.field_config import FieldData, PdeData, WeatherData
 

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 import yaml
 
-from marigold_uq.evaluation.field_study import VARIANTS, ModelRun, StudyTask
+from marigold_uq.evaluation.fields.study import VARIANTS, ModelRun, StudyTask
 from marigold_uq.training.field_command import read_config
 
 ROOT = Path(__file__).parents[2]

@@ -223,7 +223,7 @@ def test_every_config_is_valid(path: Path) -> None:
     if path.stem.startswith("eval_"):
         from jsonargparse import ArgumentParser
 
-        from marigold_uq.evaluation.field import FieldEvaluation
+        from marigold_uq.evaluation.fields.evaluation import FieldEvaluation
 
         parser = ArgumentParser()
         parser.add_class_arguments(FieldEvaluation, as_group=False)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from marigold_uq.data.fields import Transitions, latitude_weights
-from marigold_uq.evaluation.field_forecasters import Forecaster
+from marigold_uq.evaluation.fields.forecasters import Forecaster
 from marigold_uq.metrics import (
     Estimate,
     MeanAccumulator,

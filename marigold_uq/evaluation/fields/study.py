@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from marigold_uq.data.fields import Transitions, statistics_of
-from marigold_uq.evaluation.field import MIN_SCALE_SHARE, FieldEvaluation, evaluate_field, fingerprint
-from marigold_uq.evaluation.field_calibration import CalibrationOptions, calibrate_field
-from marigold_uq.evaluation.field_forecasters import PipelineForecaster
-from marigold_uq.evaluation.field_scores import score_forecasts, spread_windows
+from marigold_uq.evaluation.fields.calibration import CalibrationOptions, calibrate_field
+from marigold_uq.evaluation.fields.evaluation import MIN_SCALE_SHARE, FieldEvaluation, evaluate_field, fingerprint
+from marigold_uq.evaluation.fields.forecasters import PipelineForecaster
+from marigold_uq.evaluation.fields.scores import score_forecasts, spread_windows
 from marigold_uq.evaluation.summary import as_json
 from marigold_uq.export import atomic_path
 from marigold_uq.pipelines.field import FieldForecastPipeline

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from marigold_uq import plotting
 from marigold_uq.data.fields import FieldSequences, Transitions, statistics_of
-from marigold_uq.evaluation import field_figures as figures
-from marigold_uq.evaluation.field_forecasters import Climatology, Forecaster, Persistence, PipelineForecaster
-from marigold_uq.evaluation.field_scores import accumulate_scores, spread_windows
+from marigold_uq.evaluation.fields import figures
+from marigold_uq.evaluation.fields.forecasters import Climatology, Forecaster, Persistence, PipelineForecaster
+from marigold_uq.evaluation.fields.scores import accumulate_scores, spread_windows
 from marigold_uq.evaluation.options import plain
 from marigold_uq.evaluation.summary import as_json
 from marigold_uq.export import atomic_path, make_folder

@@ -17,9 +17,9 @@ from marigold_uq import plotting
 from marigold_uq.data.fields import Transitions
 from marigold_uq.denoising import predict_noise
 from marigold_uq.distributions import CholeskyDistribution, LowRankDistribution, NoiseDistribution
-from marigold_uq.evaluation import field_figures as figures
-from marigold_uq.evaluation.field import CURVES, PAIRED, SHOWN
-from marigold_uq.evaluation.field_study import ModelRun, load_quietly
+from marigold_uq.evaluation.fields import figures
+from marigold_uq.evaluation.fields.evaluation import CURVES, PAIRED, SHOWN
+from marigold_uq.evaluation.fields.study import ModelRun, load_quietly
 from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.pipelines.field_output import FieldForecast
 from marigold_uq.training.field_command import read_config

@@ -23,8 +23,8 @@ from marigold_uq.calibration import Calibration, choose_kappa, choose_tau
 from marigold_uq.data.fields import FieldSequences, Transitions
 from marigold_uq.denoising import predict_noise
 from marigold_uq.distributions import GaussianDistribution
-from marigold_uq.evaluation.field_forecasters import PipelineForecaster
-from marigold_uq.evaluation.field_scores import spread_windows
+from marigold_uq.evaluation.fields.forecasters import PipelineForecaster
+from marigold_uq.evaluation.fields.scores import spread_windows
 from marigold_uq.models.noise_color import NoiseColor
 from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.pipelines.field_output import stretch
