@@ -15,7 +15,7 @@ from torch import Tensor
 
 from marigold_uq.calibration import apply_kappa
 from marigold_uq.denoising import Denoiser
-from marigold_uq.models.stacked_mlp import StackedMLP, StackedModel
+from marigold_uq.models.mlp import StackedMLP, StackedModel
 from marigold_uq.pipelines.publishing import PublishablePipeline
 from marigold_uq.randomness import member_seed
 from marigold_uq.sampling import initial_noise, reverse_diffusion

@@ -12,7 +12,7 @@ from scipy.optimize import nnls
 from sklearn.model_selection import KFold
 from torch import Tensor
 
-from marigold_uq.models.stacked_mlp import StackedBaseline, StackedLinear
+from marigold_uq.models.mlp import StackedBaseline, StackedLinear
 from marigold_uq.randomness import member_seed
 from marigold_uq.tabular.experts import EXPERTS, ExpertBaseline, describe_experts, scale_extras
 from marigold_uq.tabular.gaussian_process import FittedProcess, fit_process

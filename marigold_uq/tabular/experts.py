@@ -14,7 +14,7 @@ from diffusers.models.modeling_utils import ModelMixin
 from torch import Tensor
 from torch.nn import functional
 
-from marigold_uq.models.stacked_mlp import StackedModel
+from marigold_uq.models.mlp import StackedModel
 from marigold_uq.tabular.gaussian_process import Kernel
 from marigold_uq.tabular.trees import TreeTable
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from marigold_uq.models.stacked_mlp import StackedBaseline, StackedMLP
+from marigold_uq.models.mlp import StackedBaseline, StackedMLP
 from marigold_uq.randomness import member_seed
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
 from marigold_uq.tabular.checkpoint import Checkpoints, fingerprint_of

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from marigold_uq.distributions import NoiseDistribution, SampleDistribution
-from marigold_uq.models.stacked_mlp import StackedBaseline
+from marigold_uq.models.mlp import StackedBaseline
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
 from marigold_uq.scores import sample_scores
 

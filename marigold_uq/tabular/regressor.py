@@ -13,7 +13,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from marigold_uq.calibration import choose_kappa, conformal_rows, residual_ratio
 from marigold_uq.metrics import central_interval, quantiles
-from marigold_uq.models.stacked_mlp import StackedBaseline, StackedModel
+from marigold_uq.models.mlp import StackedBaseline, StackedModel
 from marigold_uq.pipelines.tabular import TabularOutput, TabularRegressionPipeline
 from marigold_uq.tabular.fitting import Table, fit_stack
 from marigold_uq.tabular.known_values import known_values

@@ -20,7 +20,7 @@ from marigold_uq.data.uci import UCIDataset
 from marigold_uq.evaluation.tabular.cells import check_identity, dataset_digest
 from marigold_uq.evaluation.tabular.scores import SplitScores, score_rows
 from marigold_uq.export import atomic_path, make_folder
-from marigold_uq.models.stacked_mlp import StackedBaseline, StackedMLP
+from marigold_uq.models.mlp import StackedBaseline, StackedMLP
 from marigold_uq.pipelines.tabular import TabularRegressionPipeline
 from marigold_uq.randomness import member_seed
 from marigold_uq.tabular.checkpoint import Checkpoints

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from marigold_uq.models.stacked_mlp import StackedBaseline, StackedMLP
+from marigold_uq.models.mlp import StackedBaseline, StackedMLP
 from marigold_uq.randomness import member_generators
 
 ROUNDING = {"rtol": 1e-5, "atol": 1e-6}  # float32 products summed in another order
