@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import cv2
 import pytest
 import torch
 from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
@@ -146,3 +147,17 @@ def test_a_calibrated_model_is_neither_calibrated_again_nor_replaced(
     with pytest.raises(SystemExit):
         script("calibrate_depth").main([*options, "--output", str(made / "twice")])
     assert "calibrated already" in capsys.readouterr().err
+
+
+def test_a_sheet_has_a_row_for_each_picture_and_is_never_overwritten(made: Path, tmp_path: Path) -> None:
+    contact_sheet, photo_sheet = script("contact_sheet"), script("photo_sheet")  # the second imports the first
+    options = ["--name", "scenes", "--root", str(made / "scenes" / "validation"), "--model", str(made / "assets")]
+    arguments = [*options, "--members", "3", "--rows", "2", "--output", str(tmp_path / "sheet.png")]
+    photo_sheet.main(arguments)
+    sheet = cv2.imread(str(tmp_path / "sheet.png"))
+    height = round(32 * photo_sheet.WIDTH / 48) + contact_sheet.GAP
+    assert sheet.shape == (contact_sheet.LABEL + 2 * height, 5 * (photo_sheet.WIDTH + contact_sheet.GAP), 3)
+    second = sheet[contact_sheet.LABEL + height :, photo_sheet.WIDTH + contact_sheet.GAP :]
+    assert second.std() > 10  # maps, not an empty page
+    with pytest.raises(FileExistsError, match="--overwrite"):
+        photo_sheet.main(arguments)
