@@ -9,6 +9,7 @@ from types import ModuleType
 import cv2
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
 from tiny_training import train_depth_script
 
@@ -36,6 +37,7 @@ def script(name: str) -> ModuleType:
 
 def train(name: str) -> None:
     config = CONFIGS / f"embedded_{name}.yaml"
+    AcceleratorState._reset_state()  # a process has one precision, and these configs would run in one each
     assert train_depth_script().main(["--config", str(config), *SHORT, "--validation.data", "null"]) == 0
 
 
@@ -60,6 +62,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         train("base")
         train("base_more")
         train("gaussian")
+        train("point")
         options = ["--scenes", "runs/embedded/scenes/calibration", "--output", "runs/embedded/calibrated"]
         script("calibrate_depth").main(["--model", "runs/embedded/gaussian/model", *options, "--members", "4"])
         script("assemble_embedded").main(["--model", "runs/embedded/calibrated", "--output", "runs/embedded/assets"])
@@ -104,7 +107,7 @@ def test_the_family_starts_from_the_base(made: Path) -> None:
     family = MarigoldUQDepthPipeline.from_pretrained(made / "gaussian" / "model")
     assert family.scheduler.config.noise_family == "gaussian"
     assert family.scheduler.config.rescale_betas_zero_snr
-    base = MarigoldUQDepthPipeline.from_pretrained(made / "base" / "model")
+    base = MarigoldUQDepthPipeline.from_pretrained(made / "base_more" / "model")
     # two steps of Adam at a rate of at most 5e-4 move a weight by at most 1e-3, a new start by much more
     difference = (family.unet.conv_in.weight - base.unet.conv_in.weight).abs().max()
     assert 0 < float(difference.detach()) < 1e-3 < float(base.unet.conv_in.weight.detach().abs().max())
@@ -147,6 +150,22 @@ def test_a_calibrated_model_is_neither_calibrated_again_nor_replaced(
     with pytest.raises(SystemExit):
         script("calibrate_depth").main([*options, "--output", str(made / "twice")])
     assert "calibrated already" in capsys.readouterr().err
+
+
+def test_families_are_compared_scene_by_scene(made: Path, tmp_path: Path) -> None:
+    data = ["--runs", str(made), "--scenes", str(made / "scenes" / "validation"), "--output", str(tmp_path / "table")]
+    script("evaluate_embedded").main([*data, "--families", "point", "gaussian", "--steps", "1", "--members", "4"])
+    rows = (tmp_path / "table" / "table-1.md").read_text(encoding="utf-8").splitlines()
+    named = [row.split("|")[2:4] for row in rows if row.startswith("| 1 |")]
+    cells = [("ensemble", "point"), ("ensemble", "gaussian"), ("trajectory", "gaussian")]
+    assert [tuple(part.strip() for part in row) for row in named] == 2 * cells
+    means = [
+        json.loads((tmp_path / "table" / f"{family}-{mode}-1" / "metrics.json").read_text())["metrics"]["energy_score"]
+        for mode, family in cells
+    ]
+    for row, cell in zip(rows[-3:], means, strict=True):
+        shown = float(row.split("|")[-2].split("+-")[0])
+        assert shown == pytest.approx(100 * (cell["value"] / means[0]["value"] - 1), abs=0.051)
 
 
 def test_a_sheet_has_a_row_for_each_picture_and_is_never_overwritten(made: Path, tmp_path: Path) -> None:
