@@ -17,6 +17,11 @@ python scripts/encode_latents.py --vae $runs/vae/model --scenes $runs/scenes/tra
     --processes 2
 python train/train_depth.py --config configs/depth/embedded_base.yaml
 python train/train_depth.py --config configs/depth/embedded_base_more.yaml
+turn=(--model $runs/base_more/model --latents $runs/latents/train)
+[ -d $runs/rotated_vae ] || python scripts/rotate_latents.py basis "${turn[@]}" --output $runs/rotated_vae
+python scripts/train_vae.py --config configs/depth/embedded_rotated_decoder.yaml
+[ -d $runs/rotated/model ] || python scripts/rotate_latents.py apply "${turn[@]}" --basis $runs/rotated_vae/basis.npy \
+    --vae $runs/rotated_decoder/model --output $runs/rotated/model --latents-output $runs/rotated_latents/train
 python train/train_depth.py --config "configs/depth/embedded_$family.yaml"
 [ -d "$runs/calibrated_$family" ] || python scripts/calibrate_depth.py --model "$runs/$family/model" \
     --scenes $runs/scenes/calibration --output "$runs/calibrated_$family"

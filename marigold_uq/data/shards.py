@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -65,6 +65,11 @@ class Shards(Dataset[dict[str, Any]]):
         """The name of sample `index`, without reading it."""
         shard, row = self._place(index)
         return str(self._indices[shard]["names"][row])
+
+    def shards(self) -> Iterator[tuple[Path, dict[str, np.ndarray], list[str]]]:
+        """Every shard whole: its folder, its arrays (mapped, not loaded) and the names of its samples."""
+        for number, folder in enumerate(self.folders):
+            yield folder, self._open(number), list(self._indices[number]["names"])
 
     def _place(self, index: int) -> tuple[int, int]:
         """The shard of sample `index` and its row there."""

@@ -118,11 +118,12 @@ class VaeTask:
 
     @torch.no_grad()
     def save(self, network: nn.Module, folder: Path) -> None:
-        """Save with the scale that gives depth latents unit variance, as diffusion expects."""
+        """Save; if the encoder learned, with the scale that gives depth latents the unit variance of diffusion."""
         network.eval()
-        latents = [network.encode(depth).flatten() for _, depth in self._held_out(200)]  # type: ignore[operator]
         vae: Any = network.vae
-        vae.register_to_config(scaling_factor=float(1 / torch.cat(latents).std()))
+        if any(parameter.requires_grad for parameter in vae.encoder.parameters()):
+            latents = [network.encode(depth).flatten() for _, depth in self._held_out(200)]  # type: ignore[operator]
+            vae.register_to_config(scaling_factor=float(1 / torch.cat(latents).std()))
         vae.save_pretrained(folder)
 
 

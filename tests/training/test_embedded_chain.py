@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import cv2
+import numpy as np
 import pytest
 import torch
 from accelerate.state import AcceleratorState
@@ -41,6 +42,19 @@ def train(name: str) -> None:
     assert train_depth_script().main(["--config", str(config), *SHORT, "--validation.data", "null"]) == 0
 
 
+def turn() -> None:
+    """The latent channels along the axes of the base's errors, as the shell script does it."""
+    script("encode_latents")  # rotate_latents imports it
+    common = ["--model", "runs/embedded/base_more/model", "--latents", "runs/embedded/latents/train"]
+    rotate_latents = script("rotate_latents")
+    rotate_latents.main(["basis", *common, "--output", "runs/embedded/rotated_vae", "--samples", "8"])
+    config = ["--config", str(CONFIGS / "embedded_rotated_decoder.yaml"), *SHORT, "--loss.crop", "[16, 24]"]
+    assert script("train_vae").main(config) == 0
+    given = ["--vae", "runs/embedded/rotated_decoder/model", "--basis", "runs/embedded/rotated_vae/basis.npy"]
+    output = ["--output", "runs/embedded/rotated/model", "--latents-output", "runs/embedded/rotated_latents/train"]
+    rotate_latents.main(["apply", *common, *given, *output])
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which scripts/reproduce_embedded.sh would have run, on a few small scenes."""
@@ -61,6 +75,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         script("encode_latents").main(["--vae", "runs/embedded/vae/model", *latents, "--flip", "--processes", "2"])
         train("base")
         train("base_more")
+        turn()
         train("gaussian")
         train("point")
         options = ["--scenes", "runs/embedded/scenes/calibration", "--output", "runs/embedded/calibrated"]
@@ -103,11 +118,50 @@ def test_the_second_stage_of_the_autoencoder_changes_the_decoder_alone(made: Pat
     assert after.config.scaling_factor == before.config.scaling_factor
 
 
+def test_a_turned_model_says_the_same_in_the_new_basis(made: Path) -> None:
+    basis = torch.from_numpy(np.load(made / "rotated_vae" / "basis.npy"))
+    torch.testing.assert_close(basis.T @ basis, torch.eye(len(basis)), rtol=0, atol=1e-5)
+
+    def turned(latents: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("ji,...jhw->...ihw", basis, latents)
+
+    old = MarigoldUQDepthPipeline.from_pretrained(made / "base_more" / "model")
+    new = MarigoldUQDepthPipeline.from_pretrained(made / "rotated" / "model")
+    before, after = LatentShards(made / "latents" / "train"), LatentShards(made / "rotated_latents" / "train")
+    assert [before.name_of(i) for i in range(12)] == [after.name_of(i) for i in range(12)]
+    sample, x = before[3], torch.randn(1, 16, 4, 6, generator=torch.Generator().manual_seed(0))
+    image = sample["image_latent"].float()
+    torch.testing.assert_close(after[3]["image_latent"].float(), turned(image), rtol=2e-3, atol=2e-3)  # half precision
+    said, says = (
+        pipeline.unet(torch.cat([picture[None], noise], 1), 999, encoder_hidden_states=pipeline.prompt_embedding(1))
+        for pipeline, picture, noise in ((old, image, x), (new, turned(image), turned(x)))
+    )
+    torch.testing.assert_close(says.sample, turned(said.sample), rtol=1e-4, atol=1e-5)
+    # the encoder too: its latents, scaled as the pipeline does, are the stored ones
+    pixels = 2 * build_dataset("scenes", made / "scenes" / "train")[0]["image"][None] - 1
+    first, second = (
+        pipeline.vae.config.scaling_factor * pipeline.vae.encode(pixels).latents for pipeline in (old, new)
+    )
+    torch.testing.assert_close(second, turned(first), rtol=1e-4, atol=1e-4)
+
+
+def test_in_the_new_basis_errors_of_the_base_are_uncorrelated(made: Path) -> None:
+    rotate_latents = script("rotate_latents")
+    pipeline = MarigoldUQDepthPipeline.from_pretrained(made / "rotated" / "model")
+    samples = LatentShards(made / "rotated_latents" / "train")
+    covariance = rotate_latents.error_covariance(pipeline, samples, 8)
+    variances = covariance.diag()
+    assert (variances[:-1] >= variances[1:]).all()
+    scale = (variances[:, None] * variances).sqrt()
+    # the same samples as when the basis was found, but other noise in the new basis, and stored in half precision
+    assert float(((covariance - variances.diag()) / scale).abs().max()) < 0.2
+
+
 def test_the_family_starts_from_the_base(made: Path) -> None:
     family = MarigoldUQDepthPipeline.from_pretrained(made / "gaussian" / "model")
     assert family.scheduler.config.noise_family == "gaussian"
     assert family.scheduler.config.rescale_betas_zero_snr
-    base = MarigoldUQDepthPipeline.from_pretrained(made / "base_more" / "model")
+    base = MarigoldUQDepthPipeline.from_pretrained(made / "rotated" / "model")
     # two steps of Adam at a rate of at most 5e-4 move a weight by at most 1e-3, a new start by much more
     difference = (family.unet.conv_in.weight - base.unet.conv_in.weight).abs().max()
     assert 0 < float(difference.detach()) < 1e-3 < float(base.unet.conv_in.weight.detach().abs().max())
