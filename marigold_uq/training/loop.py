@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedDataParallelKwargs, gather_object, set_seed
 from diffusers.training_utils import EMAModel
 from torch import Tensor
@@ -46,6 +47,8 @@ def make_accelerator(config: TrainingConfig) -> Accelerator:
     Buffers are not exchanged: that would be one more exchange per forward pass, and processes may differ in their
     number (pictures of several sizes).
     """
+    if AcceleratorState._shared_state and AcceleratorState().mixed_precision != config.mixed_precision:
+        AcceleratorState._reset_state()  # of an earlier run in this process: accelerate would keep its precision
     return Accelerator(
         mixed_precision=config.mixed_precision,
         cpu=config.cpu or not torch.accelerator.is_available(),  # else accelerate forgets the other processes

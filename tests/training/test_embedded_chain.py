@@ -10,7 +10,6 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
 from tiny_training import train_depth_script
 
@@ -38,7 +37,6 @@ def script(name: str) -> ModuleType:
 
 def train(name: str) -> None:
     config = CONFIGS / f"embedded_{name}.yaml"
-    AcceleratorState._reset_state()  # a process has one precision, and these configs would run in one each
     assert train_depth_script().main(["--config", str(config), *SHORT, "--validation.data", "null"]) == 0
 
 
@@ -96,7 +94,7 @@ def test_the_assembled_model_is_the_calibrated_one_in_half_precision(made: Path)
 
 
 def test_latents_are_those_of_the_scenes_and_of_their_mirror_images(made: Path) -> None:
-    latents = LatentShards(made / "latents" / "train")
+    latents = LatentShards(made / "rotated_latents" / "train")
     scenes = build_dataset("scenes", made / "scenes" / "train")
     pipeline = MarigoldUQDepthPipeline.from_pretrained(made / "calibrated")
     by_name = {latents.name_of(i): latents[i]["image_latent"] for i in range(len(latents))}
@@ -105,8 +103,8 @@ def test_latents_are_those_of_the_scenes_and_of_their_mirror_images(made: Path) 
         sample = scenes[index]
         for image, name in ((sample["image"], ""), (sample["image"].flip(-1), "-flipped")):
             expected = pipeline.vae.encode(2 * image[None] - 1).latents[0] * pipeline.vae.config.scaling_factor
-            # stored in half precision, 11 bits
-            torch.testing.assert_close(by_name[sample["name"] + name].float(), expected.detach(), rtol=1e-3, atol=1e-3)
+            # stored in half precision, 11 bits, once before and once after they were turned
+            torch.testing.assert_close(by_name[sample["name"] + name].float(), expected.detach(), rtol=3e-3, atol=5e-3)
 
 
 def test_the_second_stage_of_the_autoencoder_changes_the_decoder_alone(made: Path) -> None:
@@ -147,14 +145,14 @@ def test_a_turned_model_says_the_same_in_the_new_basis(made: Path) -> None:
 
 def test_in_the_new_basis_errors_of_the_base_are_uncorrelated(made: Path) -> None:
     rotate_latents = script("rotate_latents")
-    pipeline = MarigoldUQDepthPipeline.from_pretrained(made / "rotated" / "model")
-    samples = LatentShards(made / "rotated_latents" / "train")
-    covariance = rotate_latents.error_covariance(pipeline, samples, 8)
-    variances = covariance.diag()
-    assert (variances[:-1] >= variances[1:]).all()
-    scale = (variances[:, None] * variances).sqrt()
-    # the same samples as when the basis was found, but other noise in the new basis, and stored in half precision
-    assert float(((covariance - variances.diag()) / scale).abs().max()) < 0.2
+    shares = []
+    for model, latents in (("base_more", "latents"), ("rotated", "rotated_latents")):
+        pipeline = MarigoldUQDepthPipeline.from_pretrained(made / model / "model")
+        covariance = rotate_latents.error_covariance(pipeline, LatentShards(made / latents / "train"), 8)
+        shares.append(1 - float(covariance.diag().square().sum() / covariance.square().sum()))
+    assert int(covariance.diag().argmax()) == 0
+    # The same samples as when the basis was found, but other noise in the new basis, stored in half precision.
+    assert shares[1] < 0.01 * shares[0]
 
 
 def test_the_family_starts_from_the_base(made: Path) -> None:

@@ -105,6 +105,13 @@ def test_bf16_trains_on_the_cpu_and_keeps_float32_weights(tmp_path: Path) -> Non
     torch.testing.assert_close(weight[0], SLOPES, atol=0.1, rtol=0)  # bfloat16 has 3 digits
 
 
+def test_a_process_may_train_again_in_another_precision(tmp_path: Path) -> None:
+    for number, precision in enumerate(("no", "bf16", "no")):
+        trainer = Trainer(ToyTask(), toy_config(tmp_path / str(number), mixed_precision=precision, max_steps=2))
+        assert trainer.accelerator.mixed_precision == precision
+        assert trainer.run().finished
+
+
 def test_a_network_that_was_loaded_for_evaluation_is_trained_in_training_mode(tmp_path: Path) -> None:
     task = ToyTask(hidden=4, dropout=0.5)
     task.network.eval()
