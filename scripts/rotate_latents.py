@@ -27,7 +27,6 @@ from tqdm.auto import tqdm
 
 from marigold_uq.data.shards import LatentShards, write_shard
 from marigold_uq.denoising import predict_noise
-from marigold_uq.export import atomic_path
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
 from marigold_uq.training.run_folder import replacing_folder
 
@@ -137,8 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         basis = principal_axes(covariance)
         with replacing_folder(args.output) as temporary:
             turned_autoencoder(pipeline.vae, basis).save_pretrained(temporary)
-            with atomic_path(temporary / "basis.npy") as path:
-                np.save(path.open("wb"), basis.numpy())
+            np.save(temporary / "basis.npy", basis.numpy())
         print("variances:", " ".join(f"{value:.3g}" for value in torch.linalg.eigvalsh(covariance).flip(0)))
         return
     if None in (args.basis, args.vae, args.latents_output):
