@@ -98,10 +98,13 @@ def test_given_latents_are_the_start_as_in_diffusers():
     assert torch.equal(got.prediction, expected.prediction)
 
 
-def test_with_a_tiny_autoencoder_the_prediction_is_still_diffusers():
+def test_with_a_tiny_autoencoder_the_prediction_is_diffusers_up_to_rounding():
+    """Its convolutions run with channels last, which sums in another order."""
     vae = tiny_autoencoder_tiny()
     got = tiny_pipeline(vae=vae)(picture(), generator=generator()).prediction
-    assert np.array_equal(got, stock_pipeline(vae=vae)(picture(), generator=generator()).prediction)
+    expected = stock_pipeline(vae=vae)(picture(), generator=generator()).prediction
+    assert got.shape == expected.shape
+    assert np.abs(got - expected).max() < ROUNDING
 
 
 # -------------------------------------------------------------------------------------------------- starting points
