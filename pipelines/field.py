@@ -18,7 +18,7 @@ from marigold_uq.models.field_head import raw_output
 from marigold_uq.models.noise_color import ColoredSteps, NoiseColor
 from marigold_uq.models.unet_1d import UNet1d
 from marigold_uq.models.unet_2d import UNet2d
-from marigold_uq.pipelines.field_output import FieldForecast, stretch
+from marigold_uq.pipelines.field_output import FieldForecast, damp, stretch
 from marigold_uq.pipelines.field_states import InitialStates, read_states
 from marigold_uq.pipelines.publishing import PublishablePipeline
 from marigold_uq.randomness import Generators, base_seed, member_generators
@@ -41,6 +41,8 @@ class FieldForecastPipeline(PublishablePipeline):
         default_num_inference_steps: Steps where neither the call nor the calibration says; None takes all timesteps.
         calibration: `marigold_uq.calibration.Calibration` as a dict; its tau lives in the scheduler.
         lead_kappas: Instead of the calibration's one kappa, one per lead time; the last holds for later ones.
+        lead_dampings: One per lead time: the share of the mean forecast's distance from the season's mean that is kept
+            (encoders with `seasonal` only); None keeps all of it.
     """
 
     model_cpu_offload_seq = "encoder->unet"
@@ -59,11 +61,15 @@ class FieldForecastPipeline(PublishablePipeline):
         default_num_inference_steps: int | None = None,
         calibration: dict[str, Any] | None = None,
         lead_kappas: list[float] | None = None,
+        lead_dampings: list[float] | None = None,
     ) -> None:
         super().__init__()
         self.register_modules(unet=unet, scheduler=scheduler, encoder=encoder, noise_color=noise_color)
         self.register_to_config(
-            default_num_inference_steps=default_num_inference_steps, calibration=calibration, lead_kappas=lead_kappas
+            default_num_inference_steps=default_num_inference_steps,
+            calibration=calibration,
+            lead_kappas=lead_kappas,
+            lead_dampings=lead_dampings,
         )
 
     @classmethod
@@ -74,12 +80,25 @@ class FieldForecastPipeline(PublishablePipeline):
                 kwargs[name] = {"default": torch.float32, "unet": kwargs[name]}
         return super().from_pretrained(pretrained_model_name_or_path, **kwargs)
 
-    def set_calibration(self, calibration: Calibration, lead_kappas: Sequence[float] | None = None) -> None:
+    def set_calibration(
+        self,
+        calibration: Calibration,
+        lead_kappas: Sequence[float] | None = None,
+        lead_dampings: Sequence[float] | None = None,
+    ) -> None:
         """Keep what was chosen on held-out data; it survives save and load."""
         if lead_kappas is not None and (not lead_kappas or min(lead_kappas) <= 0):
             raise ValueError(f"lead_kappas are positive, one per lead time; got {list(lead_kappas)}")
+        if lead_dampings is not None:
+            if not lead_dampings or min(lead_dampings) < 0 or max(lead_dampings) > 1:
+                raise ValueError(f"lead_dampings are between 0 and 1, one per lead time; got {list(lead_dampings)}")
+            if not self.encoder.config.seasonal:
+                raise ValueError("lead_dampings pull towards the season's mean, which this model's encoder has not")
         store_calibration(self, calibration)
-        self.register_to_config(lead_kappas=None if lead_kappas is None else [float(k) for k in lead_kappas])
+        self.register_to_config(
+            lead_kappas=None if lead_kappas is None else [float(k) for k in lead_kappas],
+            lead_dampings=None if lead_dampings is None else [float(d) for d in lead_dampings],
+        )
 
     @property
     def kappas(self) -> list[float]:
@@ -133,7 +152,7 @@ class FieldForecastPipeline(PublishablePipeline):
             variance = torch.cat([spread for _, spread in parts]).square().unflatten(0, (-1, num_members)).mean(1)
             epistemic = variance.sqrt()
         forecast = FieldForecast(
-            members=stretch(states.transpose(0, 1), self.kappas),
+            members=self._calibrated(states.transpose(0, 1), start.time),
             lead_times=self.encoder.config.time_step * np.arange(1, num_leads + 1),
             variables=tuple(self.encoder.config.targets),
             coordinates=self.encoder.coordinates,
@@ -144,6 +163,21 @@ class FieldForecastPipeline(PublishablePipeline):
         )
         wanted = output_type or ("xarray" if start.from_xarray else "pt")
         return forecast.to_xarray() if wanted == "xarray" else forecast
+
+    def _calibrated(self, members: Tensor, time: np.ndarray | None) -> Tensor:
+        """Members (M, B, L, C, *space) with the damped mean and the stretched spread of each lead time."""
+        if self.config.lead_dampings:
+            members = damp(members, self.config.lead_dampings, self.expected_states(time, members.shape[2]))
+        return stretch(members, self.kappas)
+
+    def expected_states(self, time: np.ndarray | None, num_leads: int) -> Tensor:
+        """The targets' seasonal means (B, L, C, *space) at the lead times after times (B,), on the CPU."""
+        if time is None:
+            raise ValueError("the season's mean needs the time of the last state")
+        lead_times = self.encoder.config.time_step * np.arange(1, num_leads + 1)
+        coming = torch.from_numpy(np.add.outer(np.asarray(time, np.float64), lead_times)).flatten()
+        means = self.encoder.select_targets(self.encoder.seasonal_mean(coming))
+        return means.unflatten(0, (-1, num_leads)).cpu()
 
     def _check_call(self, num_leads: int, num_members: int, max_batch_size: int) -> None:
         if num_leads < 1 or num_members < 1 or max_batch_size < 1:

@@ -29,8 +29,8 @@ class Earth2StudioPrognostic:
 
     Every entry of the leading dimensions (ensemble, time, ...) is one member that draws from its own stream, which
     follows from the seed, the value of the ensemble coordinate, the date and the lead time alone: an ensemble needs no
-    perturbation of the initial state, and may be cut into mini-batches. Members are those of the sampler: kappa, which
-    stretches a whole ensemble around its mean, is not applied.
+    perturbation of the initial state, and may be cut into mini-batches. Members are those of the sampler: kappa and
+    damping, which stretch and move a whole ensemble, are not applied.
 
     Args:
         pipeline: A pipeline on latitude and longitude that predicts all its variables.
@@ -52,10 +52,11 @@ class Earth2StudioPrognostic:
             raise ValueError("earth2studio's models live on latitude, longitude and dates; this pipeline does not")
         if list(config.targets) != list(config.variables):
             raise ValueError(f"a prognostic model predicts all it needs; this one only {list(config.targets)}")
-        if any(kappa != 1 for kappa in pipeline.kappas):
+        dampings = pipeline.config.lead_dampings or []
+        if any(factor != 1 for factor in [*pipeline.kappas, *dampings]):
             warnings.warn(
-                f"members come one by one, so the calibrated kappas {pipeline.kappas} are not applied: stretch the "
-                "finished ensemble with marigold_uq.pipelines.field_output.stretch",
+                f"members come one by one, so the calibrated kappas {pipeline.kappas} and dampings {dampings} are not "
+                "applied: use damp and stretch of marigold_uq.pipelines.field_output on the finished ensemble",
                 stacklevel=2,
             )
         self.pipeline, self.seed, self.num_inference_steps = pipeline, seed, num_inference_steps

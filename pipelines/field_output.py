@@ -150,7 +150,20 @@ class FieldForecast(BaseOutput):
 
 def stretch(members: Tensor, kappas: Sequence[float]) -> Tensor:
     """Ybar + kappa_l (x - ybar) at lead time l, members (M, B, L, C, *space); the last kappa holds for later ones."""
-    leads = members.shape[2]
-    chosen = torch.tensor([kappas[min(lead, len(kappas) - 1)] for lead in range(leads)]).to(members)
     mean = members.mean(0, keepdim=True)
-    return mean + chosen.reshape(-1, *[1] * (members.ndim - 3)) * (members - mean)
+    return mean + _per_lead(kappas, members) * (members - mean)
+
+
+def damp(members: Tensor, dampings: Sequence[float], expected: Tensor) -> Tensor:
+    """Move the mean ybar to e + d_l (ybar - e) at lead time l, where `expected` e is (B, L, C, *space).
+
+    The spread stays. What is left of a forecast long after its start is the season's mean: d falls from 1 to 0.
+    """
+    mean = members.mean(0, keepdim=True)
+    return members + (1 - _per_lead(dampings, members)) * (expected - mean)
+
+
+def _per_lead(values: Sequence[float], members: Tensor) -> Tensor:
+    """One number per lead time, shaped for (M, B, L, C, *space); the last holds for later ones."""
+    chosen = [values[min(lead, len(values) - 1)] for lead in range(members.shape[2])]
+    return torch.tensor(chosen).to(members).reshape(-1, *[1] * (members.ndim - 3))

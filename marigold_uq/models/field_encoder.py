@@ -160,9 +160,15 @@ class FieldEncoder(ModelMixin, ConfigMixin):
 
     def _season(self, time: Tensor, like: Tensor) -> Tensor:
         """The mean state of the hour and season, in units of the deviation, (B, C, *space)."""
-        waves = harmonic_basis(time).to(like)  # (B, waves)
-        mean = torch.einsum("bw,cw...->bc...", waves, self.harmonics.to(like))
+        mean = self.seasonal_mean(time).to(like)
         return (mean - self._column("mean", like)) / self._column("std", like)
+
+    def seasonal_mean(self, time: Tensor) -> Tensor:
+        """The mean state (B, C, *space) of the hour and season of times (B,), fitted to the training states."""
+        if not self.config.seasonal:
+            raise ValueError("this model was made without a seasonal mean (seasonal: true in its config)")
+        waves = harmonic_basis(time).to(self.harmonics)  # (B, waves)
+        return torch.einsum("bw,cw...->bc...", waves, self.harmonics)
 
     def _fixed(self, like: Tensor, batch: int) -> list[Tensor]:
         """Static fields and grid channels, which all samples share."""

@@ -17,7 +17,13 @@ from weather_records import record
 from marigold_uq.calibration import Calibration
 from marigold_uq.data.fields import Trajectories, Transitions, WeatherSequences, write_trajectories
 from marigold_uq.distributions import CholeskyDistribution, LowRankDistribution
-from marigold_uq.evaluation.fields.calibration import CalibrationOptions, alternate_windows, calibrate_field, smooth
+from marigold_uq.evaluation.fields.calibration import (
+    CalibrationOptions,
+    alternate_windows,
+    best_dampings,
+    calibrate_field,
+    smooth,
+)
 from marigold_uq.evaluation.fields.evaluation import FieldEvaluation, evaluate_field, report
 from marigold_uq.evaluation.fields.forecasters import Climatology, Persistence, PipelineForecaster
 from marigold_uq.evaluation.fields.report import (
@@ -224,6 +230,42 @@ def test_every_number_of_steps_and_colour_is_compared_and_tau_tried_for_the_winn
     by_rollout = [one for one in found["candidates"] if one["name"].endswith("kappa")]
     assert found["best"]["crps"] == min(one["crps"] for one in by_rollout)
     assert len(found["lead_kappas"]) == 2
+
+
+def test_damping_is_the_regression_of_truth_on_forecast_around_the_season() -> None:
+    """Truth = season + 0.3 forecast at the first lead time; unrelated at the second; larger than the forecast later."""
+    generator = torch.Generator().manual_seed(0)
+    forecast, other, expected = (torch.randn(400, 3, 1, 6, generator=generator) for _ in range(3))
+    truth = torch.stack([0.3 * forecast[:, 0] + other[:, 0], other[:, 1], 2 * forecast[:, 2]], 1) + expected
+    members = expected + forecast + torch.tensor([-0.1, 0.1]).reshape(2, 1, 1, 1, 1)
+    first, second, third = best_dampings(members, truth, expected)
+    assert first == pytest.approx(0.3, abs=0.06)  # 3 standard errors of 2400 numbers
+    assert second == pytest.approx(0.02, abs=0.06)
+    assert third == 1.0
+
+
+def test_calibration_damps_a_model_that_trusts_states_without_memory() -> None:
+    """Weather redrawn every six hours: going on from the last state doubles the squared error of the season's mean."""
+    states = record()
+    shape = states["2m_temperature"].shape
+    states["2m_temperature"] = states["2m_temperature"] * 0 + 280 + 5 * np.random.default_rng(1).standard_normal(shape)
+    data = WeatherSequences(states.astype(np.float32), ("2m_temperature",))
+    pipeline = tiny_pipeline("gaussian", data, seasonal=True)
+    windows = Transitions(data, num_history=2, num_leads=3)
+    batch = [windows[index] for index in range(1, len(windows), 2)]
+    history, truth = (torch.stack([one[name] for one in batch]) for name in ("history", "future"))
+    times = np.array([float(one["time"]) for one in batch])
+    season = float((pipeline.expected_states(times, 3) - truth).square().mean())
+
+    def error() -> float:
+        forecast = pipeline(history, 3, time=times, num_members=8, num_inference_steps=1)
+        return float((forecast.mean - truth).square().mean())
+
+    assert error() > 1.7 * season
+    options = CalibrationOptions(steps=[1], num_windows=8, num_leads=3, max_evaluations=0, num_members=8)
+    found = calibrate_field(pipeline, data, options)
+    assert pipeline.config.lead_dampings == found["lead_dampings"]
+    assert error() < 1.1 * season
 
 
 def test_the_colour_is_fitted_to_other_windows_than_score_it() -> None:

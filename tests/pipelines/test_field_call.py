@@ -95,6 +95,30 @@ def test_kappa_stretches_each_lead_time_and_is_not_fed_back() -> None:
     torch.testing.assert_close(stretched.spread, factor * plain.spread, rtol=1e-4, atol=1e-5)
 
 
+def test_damping_moves_the_mean_towards_the_season_keeps_the_spread_and_is_not_fed_back(tmp_path: Path) -> None:
+    """With half of its distance kept the mean lies half way; with none it is the season's mean, whatever the state."""
+    pipeline, states = tiny_weather(), record()
+    start = states.isel(time=slice(4, 6))
+    plain = forecast(pipeline, start, output_type="pt")
+    pipeline.set_calibration(Calibration(), [1.0], [0.5, 0.0])
+    pipeline.save_pretrained(tmp_path / "model")
+    damped = forecast(FieldForecastPipeline.from_pretrained(tmp_path / "model"), start, output_type="pt")
+    assert plain.init_times is not None
+    expected = pipeline.expected_states(plain.init_times, 3)
+    seconds = torch.from_numpy(plain.init_times + 2 * pipeline.encoder.config.time_step)
+    torch.testing.assert_close(expected[:, 1], pipeline.encoder.seasonal_mean(seconds))
+    torch.testing.assert_close(damped.mean[:, 0], (plain.mean[:, 0] + expected[:, 0]) / 2)
+    torch.testing.assert_close(damped.mean[:, 1:], expected[:, 1:])
+    torch.testing.assert_close(damped.spread, plain.spread, rtol=1e-3, atol=1e-3)
+
+
+def test_damping_is_between_0_and_1_and_needs_a_season() -> None:
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        tiny_weather().set_calibration(Calibration(), None, [0.5, 1.2])
+    with pytest.raises(ValueError, match="season's mean"):
+        tiny_pipeline().set_calibration(Calibration(), None, [0.5])
+
+
 def test_the_calibrated_number_of_steps_is_the_default_of_a_call() -> None:
     pipeline = tiny_pipeline()
     pipeline.set_calibration(Calibration(num_steps=2))

@@ -94,5 +94,5 @@ def test_mini_batches_of_an_ensemble_are_its_parts() -> None:
 def test_kappa_cannot_be_applied_to_single_members_and_this_is_said() -> None:
     pipeline = tiny_weather()
     pipeline.set_calibration(Calibration(), [1.0, 1.5])
-    with pytest.warns(UserWarning, match="kappas .1.0, 1.5. are not applied"):
+    with pytest.warns(UserWarning, match="kappas .1.0, 1.5. and dampings .. are not applied"):
         Earth2StudioPrognostic(pipeline)

@@ -3,7 +3,8 @@
 All candidates roll out from the same windows with the same random numbers and are compared by the fair CRPS after the
 best kappa of each lead time, averaged over lead times. One step ahead would not do: the CRPS sees each point by itself,
 and whether members are as smooth as the truth shows only once they are fed back. tau is searched for the winner alone.
-The winner and its kappas, smoothed over lead times, are stored in the pipeline.
+The winner and its kappas, smoothed over lead times, are stored in the pipeline. Where the model knows the season, the
+mean forecast of each lead time is first damped towards the season's mean, by least squares.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import default_collate
@@ -27,12 +29,14 @@ from marigold_uq.evaluation.fields.forecasters import PipelineForecaster
 from marigold_uq.evaluation.fields.scores import spread_windows
 from marigold_uq.models.noise_color import NoiseColor
 from marigold_uq.pipelines.field import FieldForecastPipeline
-from marigold_uq.pipelines.field_output import stretch
+from marigold_uq.pipelines.field_output import damp, stretch
 
 COLOR_WINDOWS = 4
 """Windows behind the colour for each that scores it."""
 SMOOTHED = 2
-"""Lead times on each side that a kappa is averaged with."""
+"""Lead times on each side that a kappa or a damping is averaged with."""
+LEAST_DAMPING = 0.02
+"""Smallest share of the forecast that is kept."""
 
 
 @dataclass(frozen=True)
@@ -66,23 +70,38 @@ class CalibrationOptions:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One setting and its CRPS, averaged over lead times; `kappas` has one per lead time."""
+    """One setting and its CRPS, averaged over lead times; `kappas` and `dampings` have one per lead time."""
 
     name: str
     steps: int
     tau: float
     kappas: tuple[float, ...]
+    dampings: tuple[float, ...] | None
     colored: bool
     crps: float
     curve: tuple[tuple[float, float], ...] = ()
 
 
 class Rollouts(NamedTuple):
-    """Validation windows, their numbers, and what happened after them, (B, L, C, *space)."""
+    """Validation windows, their numbers, what happened after them and what the season expects, (B, L, C, *space)."""
 
     batch: dict[str, Any]
     ids: list[int]
     target: Tensor
+    expected: Tensor | None
+
+
+class Fit(NamedTuple):
+    """The best dampings and kappas of each lead time, and the CRPS with and without them, averaged over lead times."""
+
+    dampings: tuple[float, ...] | None
+    kappas: tuple[float, ...]
+    after: float
+    before: float
+
+    def apply(self, members: Tensor, rollouts: Rollouts) -> Tensor:
+        """Members as the calibrated pipeline would give them."""
+        return stretch(_damped(members, self.dampings, rollouts), self.kappas)
 
 
 def calibrate_field(
@@ -100,7 +119,8 @@ def calibrate_field(
     windows = Transitions(validation, num_history=config.num_history, num_leads=leads, target_hours=target_hours)
     scored, others = alternate_windows(options.num_windows, len(windows))
     batch = default_collate([windows[index] for index in scored])
-    rollouts = Rollouts(batch, scored, pipeline.encoder.select_targets(batch["future"]))
+    expected = pipeline.expected_states(np.asarray(batch["time"]), leads) if config.seasonal else None
+    rollouts = Rollouts(batch, scored, pipeline.encoder.select_targets(batch["future"]), expected)
     color = fit_color(pipeline, windows, others, options.seed) if options.color and _is_gaussian(pipeline) else None
     candidates = _candidates(pipeline, rollouts, options, color)
     best = min((one for one in candidates if one.name.endswith("kappa")), key=lambda one: one.crps)
@@ -113,9 +133,15 @@ def calibrate_field(
     )
     pipeline.set_calibration(chosen)
     members = _members(pipeline, rollouts, options, best.steps, options.num_members)
-    kappas = smooth(_best_kappas(members, rollouts.target)[0])
-    pipeline.set_calibration(chosen, kappas)
-    return {"candidates": [vars(one) for one in candidates], "best": vars(best), "lead_kappas": kappas}
+    dampings = None if expected is None else smooth(best_dampings(members, rollouts.target, expected))
+    kappas = smooth(_best_kappas(_damped(members, dampings, rollouts), rollouts.target)[0])
+    pipeline.set_calibration(chosen, kappas, dampings)
+    return {
+        "candidates": [vars(one) for one in candidates],
+        "best": vars(best),
+        "lead_kappas": kappas,
+        "lead_dampings": dampings,
+    }
 
 
 def alternate_windows(count: int, available: int) -> tuple[list[int], list[int]]:
@@ -126,9 +152,9 @@ def alternate_windows(count: int, available: int) -> tuple[list[int], list[int]]
     return scored, [i for i in places if i * stretches // available % 2 == 1 and i not in scored]
 
 
-def smooth(kappas: Sequence[float]) -> list[float]:
+def smooth(factors: Sequence[float]) -> list[float]:
     """Geometric means with neighbouring lead times; as many before as after, so the first keeps its own."""
-    logs, found = [math.log(kappa) for kappa in kappas], []
+    logs, found = [math.log(factor) for factor in factors], []
     for lead in range(len(logs)):
         reach = min(SMOOTHED, lead)
         near = logs[lead - reach : lead + reach + 1]
@@ -150,12 +176,12 @@ def _candidates(
         for colored in [False] if color is None else [False, True]:
             pipeline.register_modules(noise_color=color if colored else None)
             members = _members(pipeline, rollouts, options, steps, options.choice_members)
-            kappas, after, before = _best_kappas(members, rollouts.target)
+            fit = _fit(members, rollouts)
             label = "coloured" if colored else "white"
-            ones = (1.0,) * len(kappas)
+            ones = (1.0,) * len(fit.kappas)
             found += [
-                Candidate(f"{label}, as it is", steps, 1.0, ones, colored, before),
-                Candidate(f"{label}, kappa", steps, 1.0, kappas, colored, after),
+                Candidate(f"{label}, as it is", steps, 1.0, ones, None, colored, fit.before),
+                Candidate(f"{label}, kappa", steps, 1.0, fit.kappas, fit.dampings, colored, fit.after),
             ]
     return found
 
@@ -163,14 +189,14 @@ def _candidates(
 def _with_tau(
     pipeline: FieldForecastPipeline, rollouts: Rollouts, options: CalibrationOptions, best: Candidate
 ) -> Candidate:
-    """The best candidate with the tau that is best for it, each tau with its own kappas."""
-    kappas: dict[float, tuple[float, ...]] = {}
+    """The best candidate with the tau that is best for it, each tau with its own kappas and dampings."""
+    fits: dict[float, Fit] = {}
 
     def draw(tau: float) -> Tensor:
         with _tau(pipeline, tau):
             members = _members(pipeline, rollouts, options, best.steps, options.choice_members)
-        kappas[tau] = _best_kappas(members, rollouts.target)[0]
-        return stretch(members, kappas[tau])
+        fits[tau] = _fit(members, rollouts)
+        return fits[tau].apply(members, rollouts)
 
     with warnings.catch_warnings():  # a family that tau does not change, or a best tau at a bound: both show
         warnings.simplefilter("ignore", UserWarning)
@@ -182,7 +208,40 @@ def _with_tau(
             tolerance=0.1,
         )
     name = best.name.replace("kappa", "tau and kappa")
-    return replace(best, name=name, tau=choice.tau, kappas=kappas[choice.tau], crps=choice.score, curve=choice.curve)
+    fit = fits[choice.tau]
+    return replace(
+        best,
+        name=name,
+        tau=choice.tau,
+        kappas=fit.kappas,
+        dampings=fit.dampings,
+        crps=choice.score,
+        curve=choice.curve,
+    )
+
+
+def _fit(members: Tensor, rollouts: Rollouts) -> Fit:
+    """Dampings by least squares where the season is known, then kappas by the CRPS."""
+    kappas, after, before = _best_kappas(members, rollouts.target)
+    if rollouts.expected is None:
+        return Fit(None, kappas, after, before)
+    dampings = best_dampings(members, rollouts.target, rollouts.expected)
+    kappas, after, _ = _best_kappas(_damped(members, dampings, rollouts), rollouts.target)
+    return Fit(dampings, kappas, after, before)
+
+
+def best_dampings(members: Tensor, target: Tensor, expected: Tensor) -> tuple[float, ...]:
+    """For each lead time the d that makes e + d (ybar - e) closest to the truth, LEAST_DAMPING to 1."""
+    forecast, truth = members.mean(0) - expected, target - expected
+    others = [axis for axis in range(forecast.ndim) if axis != 1]
+    share = (forecast * truth).sum(others) / forecast.square().sum(others).clamp(min=1e-12)
+    return tuple(share.clamp(LEAST_DAMPING, 1.0).tolist())
+
+
+def _damped(members: Tensor, dampings: Sequence[float] | None, rollouts: Rollouts) -> Tensor:
+    if dampings is None or rollouts.expected is None:
+        return members
+    return damp(members, dampings, rollouts.expected)
 
 
 def _best_kappas(members: Tensor, target: Tensor) -> tuple[tuple[float, ...], float, float]:
