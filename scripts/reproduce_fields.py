@@ -34,10 +34,11 @@ from marigold_uq.export import atomic_path
 CONFIGS = Path(__file__).parents[1] / "configs" / "field"
 FAMILIES = [
     "point", "gaussian", "mixture", "low_rank_kernel", "low_rank_projected", "sample", "gaussian_log", "one_pass",
+    "point_uniform", "gaussian_uniform",
 ]  # fmt: skip
-AIR = [name for name in FAMILIES if name != "gaussian_log"]
+AIR = ["point", "gaussian", "mixture", "low_rank_kernel", "low_rank_projected", "sample", "one_pass"]
 JOINT = ["gaussian", "low_rank_kernel", "low_rank_projected", "cholesky_kernel", "cholesky_energy"]
-CURVES = ["point", "gaussian", "mixture", "low_rank_projected", "sample"]
+CURVES = ["point", "gaussian", "mixture", "low_rank_projected", "sample", "point_uniform", "gaussian_uniform"]
 PLAN = {"burgers": (FAMILIES, 2), "ks": (FAMILIES, 2), "air": (AIR, 1), "burgers_32": (JOINT, 1)}
 """Task -> its models and the number of seeds."""
 SHOWN_LEADS = {"burgers": (1, 5, 10), "ks": (1, 5, 10), "air": (1, 4, 8, 20), "burgers_32": (1, 10)}

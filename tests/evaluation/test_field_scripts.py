@@ -49,6 +49,15 @@ def test_the_one_pass_baseline_has_one_step_from_pure_noise() -> None:
     assert config.objective.score == "crps"
 
 
+@pytest.mark.parametrize(("variant", "uniform", "steps"), [("gaussian", False, 1), ("gaussian_uniform", True, 10)])
+def test_laptop_models_are_made_for_one_step_and_beside_them_the_papers_way(
+    variant: str, uniform: bool, steps: int
+) -> None:
+    task = StudyTask("ks", ["--config", str(ROOT / "configs/field/ks_small.yaml"), "--data.pde.path", "x.h5"])
+    config, _ = read_config(ModelRun(task, variant, 0, Path("out")).arguments)
+    assert (config.objective.uniform_timesteps, config.model.default_num_inference_steps) == (uniform, steps)
+
+
 def test_every_setting_of_the_sweeps_is_a_valid_config_of_its_own() -> None:
     sweeps = script("sweep_fields")
     grid = yaml.safe_load((ROOT / "configs/field/sweeps_small.yaml").read_text())

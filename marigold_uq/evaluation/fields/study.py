@@ -25,10 +25,13 @@ from marigold_uq.training.field_run import train_field
 from marigold_uq.training.run_folder import replacing_folder
 
 FAMILY = "--model.noise_family"
+UNIFORM = ["--objective.uniform_timesteps", "true", "--model.default_num_inference_steps", "10"]
 FILE_UNSAFE = r"[^\w.]+"
 VARIANTS: dict[str, list[str]] = {
     "point": [FAMILY, "point"],
     "gaussian": [FAMILY, "gaussian"],
+    "point_uniform": [FAMILY, "point", *UNIFORM],
+    "gaussian_uniform": [FAMILY, "gaussian", *UNIFORM],
     "gaussian_log": [FAMILY, "gaussian", "--objective.score", "log"],
     "mixture": [FAMILY, "mixture", "--model.num_components", "3"],
     "low_rank_kernel": [FAMILY, "low_rank", "--model.rank", "1", "--objective.score", "kernel"],
@@ -43,7 +46,11 @@ VARIANTS: dict[str, list[str]] = {
         "--model.zero_terminal_snr", "false", "--model.default_num_inference_steps", "1",
     ],
 }  # fmt: skip
-"""What a model is called in the tables -> how its config differs from the task's."""
+"""What a model is called in the tables -> how its config differs from the task's.
+
+The laptop configs train half of the samples at the last timestep, for sampling in one step; `_uniform` are the paper's
+way, uniform timesteps and 10 steps.
+"""
 
 
 @dataclass(frozen=True)
