@@ -98,21 +98,32 @@ def per_scene(folder: Path) -> dict[str, list[float]]:
 
 
 def paired_table(args: argparse.Namespace) -> str:
-    """Markdown: each (family, mode) against the first family's ensemble at the same number of steps, in percent."""
-    lines = ["| steps | mode | family | " + " | ".join(f"{METRICS[name]}, % of reference" for name in PAIRED) + " |"]
-    lines.append("|" + "---|" * (3 + len(PAIRED)))
+    """Markdown: each (family, mode) against the first family's ensemble at the same number of steps, in percent.
+
+    The last column has a trajectory's CRPS against the same family's ensemble.
+    """
+    titles = [*(f"{METRICS[name]}, % of reference" for name in PAIRED), "CRPS / depth, % of its own ensemble"]
+    lines = ["| steps | mode | family | " + " | ".join(titles) + " |"]
+    lines.append("|" + "---|" * (3 + len(titles)))
     reference_family, reference_mode = args.families[0], args.modes[0]
     for family, mode, steps in cells(args):
         reference = per_scene(evaluation_of(args, reference_family, reference_mode, steps).output)
         own = per_scene(evaluation_of(args, family, mode, steps).output)
-        entries = []
-        for name in PAIRED:
-            unit = np.mean(reference[name])
-            share = 100 * (np.array(own[name]) - np.array(reference[name])) / unit
-            error = share.std(ddof=1) / np.sqrt(len(share)) if len(share) > 1 else np.nan
-            entries.append(f"{share.mean():+.1f} +- {error:.1f}")
+        entries = [_difference(own[name], reference[name]) for name in PAIRED]
+        if mode == "trajectory" and "ensemble" in args.modes:
+            ensemble = per_scene(evaluation_of(args, family, "ensemble", steps).output)
+            entries.append(_difference(own["relative_crps"], ensemble["relative_crps"]))
+        else:
+            entries.append("")
         lines.append(f"| {steps} | {mode} | {family} | " + " | ".join(entries) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _difference(own: Sequence[float], reference: Sequence[float]) -> str:
+    """Mean over scenes and its standard error, in percent of the reference's mean."""
+    share = 100 * (np.array(own) - np.array(reference)) / np.mean(reference)
+    error = share.std(ddof=1) / np.sqrt(len(share)) if len(share) > 1 else np.nan
+    return f"{share.mean():+.1f} +- {error:.1f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -216,8 +216,15 @@ def test_families_are_compared_scene_by_scene(made: Path, tmp_path: Path) -> Non
         for mode, family in cells
     ]
     for row, cell in zip(rows[-3:], means, strict=True):
-        shown = float(row.split("|")[-2].split("+-")[0])
+        shown = float(row.split("|")[-3].split("+-")[0])
         assert shown == pytest.approx(100 * (cell["value"] / means[0]["value"] - 1), abs=0.051)
+    crps = [
+        json.loads((tmp_path / "table" / f"gaussian-{mode}-1" / "metrics.json").read_text())["metrics"]["relative_crps"]
+        for mode in ("trajectory", "ensemble")
+    ]
+    assert [row.split("|")[-2].strip() for row in rows[-3:-1]] == ["", ""]
+    shown = float(rows[-1].split("|")[-2].split("+-")[0])
+    assert shown == pytest.approx(100 * (crps[0]["value"] / crps[1]["value"] - 1), abs=0.051)
 
 
 def test_a_sheet_has_a_row_for_each_picture_and_is_never_overwritten(made: Path, tmp_path: Path) -> None:
