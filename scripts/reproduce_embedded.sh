@@ -4,7 +4,7 @@
 #   scripts/reproduce_embedded.sh [family]      (point, gaussian, mixture, low_rank or low_rank_kernel)
 set -euo pipefail
 cd "$(dirname "$0")/.."
-family=${1:-mixture}
+family=${1:-gaussian}
 runs=runs/embedded
 render() { python scripts/render_scenes.py --output "$runs/scenes/$1" --length "$2" --split "$3" --seed "$4" --processes 2; }
 render train 30000 train 0
