@@ -42,7 +42,7 @@ class FieldForecastPipeline(PublishablePipeline):
         calibration: `marigold_uq.calibration.Calibration` as a dict; its tau lives in the scheduler.
         lead_kappas: Instead of the calibration's one kappa, one per lead time; the last holds for later ones.
         lead_dampings: One per lead time: the share of the mean forecast's distance from the season's mean that is kept
-            (encoders with `seasonal` only); None keeps all of it.
+            (encoders with `seasonal` only); the last holds for later ones, None keeps all of it.
     """
 
     model_cpu_offload_seq = "encoder->unet"
@@ -90,7 +90,7 @@ class FieldForecastPipeline(PublishablePipeline):
         if lead_kappas is not None and (not lead_kappas or min(lead_kappas) <= 0):
             raise ValueError(f"lead_kappas are positive, one per lead time; got {list(lead_kappas)}")
         if lead_dampings is not None:
-            if not lead_dampings or min(lead_dampings) < 0 or max(lead_dampings) > 1:
+            if not lead_dampings or not all(0 <= damping <= 1 for damping in lead_dampings):
                 raise ValueError(f"lead_dampings are between 0 and 1, one per lead time; got {list(lead_dampings)}")
             if not self.encoder.config.seasonal:
                 raise ValueError("lead_dampings pull towards the season's mean, which this model's encoder has not")

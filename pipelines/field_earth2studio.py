@@ -56,7 +56,8 @@ class Earth2StudioPrognostic:
         if any(factor != 1 for factor in [*pipeline.kappas, *dampings]):
             warnings.warn(
                 f"members come one by one, so the calibrated kappas {pipeline.kappas} and dampings {dampings} are not "
-                "applied: use damp and stretch of marigold_uq.pipelines.field_output on the finished ensemble",
+                "applied: on the finished ensemble use stretch of marigold_uq.pipelines.field_output, before it damp "
+                "with pipeline.expected_states(times, num_leads)",
                 stacklevel=2,
             )
         self.pipeline, self.seed, self.num_inference_steps = pipeline, seed, num_inference_steps

@@ -98,16 +98,16 @@ def per_scene(folder: Path) -> dict[str, list[float]]:
 
 
 def paired_table(args: argparse.Namespace) -> str:
-    """Markdown: each (family, mode) against the first family's ensemble at the same number of steps, in percent.
+    """Markdown: each (family, mode) against the first of the same number of steps, in percent.
 
     The last column has a trajectory's CRPS against the same family's ensemble.
     """
     titles = [*(f"{METRICS[name]}, % of reference" for name in PAIRED), "CRPS / depth, % of its own ensemble"]
     lines = ["| steps | mode | family | " + " | ".join(titles) + " |"]
     lines.append("|" + "---|" * (3 + len(titles)))
-    reference_family, reference_mode = args.families[0], args.modes[0]
+    references = {steps: (family, mode) for family, mode, steps in reversed(list(cells(args)))}
     for family, mode, steps in cells(args):
-        reference = per_scene(evaluation_of(args, reference_family, reference_mode, steps).output)
+        reference = per_scene(evaluation_of(args, *references[steps], steps).output)
         own = per_scene(evaluation_of(args, family, mode, steps).output)
         entries = [_difference(own[name], reference[name]) for name in PAIRED]
         if mode == "trajectory" and "ensemble" in args.modes:

@@ -18,6 +18,7 @@ from marigold_uq.calibration import Calibration
 from marigold_uq.data.fields import Trajectories, Transitions, WeatherSequences, write_trajectories
 from marigold_uq.distributions import CholeskyDistribution, LowRankDistribution
 from marigold_uq.evaluation.fields.calibration import (
+    LEAST_DAMPING,
     CalibrationOptions,
     alternate_windows,
     best_dampings,
@@ -233,15 +234,27 @@ def test_every_number_of_steps_and_colour_is_compared_and_tau_tried_for_the_winn
 
 
 def test_damping_is_the_regression_of_truth_on_forecast_around_the_season() -> None:
-    """Truth = season + 0.3 forecast at the first lead time; unrelated at the second; larger than the forecast later."""
+    """Truth = season + 0.3 forecast at the first lead time, against it at the second, larger than it at the third."""
     generator = torch.Generator().manual_seed(0)
     forecast, other, expected = (torch.randn(400, 3, 1, 6, generator=generator) for _ in range(3))
-    truth = torch.stack([0.3 * forecast[:, 0] + other[:, 0], other[:, 1], 2 * forecast[:, 2]], 1) + expected
+    truth = torch.stack([0.3 * forecast[:, 0] + other[:, 0], -forecast[:, 1], 2 * forecast[:, 2]], 1) + expected
     members = expected + forecast + torch.tensor([-0.1, 0.1]).reshape(2, 1, 1, 1, 1)
     first, second, third = best_dampings(members, truth, expected)
     assert first == pytest.approx(0.3, abs=0.06)  # 3 standard errors of 2400 numbers
-    assert second == pytest.approx(0.02, abs=0.06)
+    assert second == pytest.approx(LEAST_DAMPING)
     assert third == 1.0
+
+
+def test_damping_does_not_depend_on_the_units_of_a_variable() -> None:
+    """One variable deserves 0.2, the other 0.8; both count, also where one is in millimetres."""
+    generator = torch.Generator().manual_seed(0)
+    forecast, other = (torch.randn(600, 1, 2, 6, generator=generator) for _ in range(2))
+    share = torch.tensor([0.2, 0.8]).reshape(2, 1)
+    truth = share * forecast + (1 - share.square()).sqrt() * other  # both of variance 1
+    expected, units = torch.zeros_like(truth), torch.tensor([1.0, 1000.0]).reshape(2, 1)
+    (plain,) = best_dampings(forecast[None], truth, expected)
+    assert plain == pytest.approx(0.5, abs=0.05)
+    assert best_dampings(units * forecast[None], units * truth, expected)[0] == pytest.approx(plain)
 
 
 def test_calibration_damps_a_model_that_trusts_states_without_memory() -> None:

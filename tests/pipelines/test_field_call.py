@@ -110,11 +110,15 @@ def test_damping_moves_the_mean_towards_the_season_keeps_the_spread_and_is_not_f
     torch.testing.assert_close(damped.mean[:, 0], (plain.mean[:, 0] + expected[:, 0]) / 2)
     torch.testing.assert_close(damped.mean[:, 1:], expected[:, 1:])
     torch.testing.assert_close(damped.spread, plain.spread, rtol=1e-3, atol=1e-3)
+    pipeline.set_calibration(Calibration(), [1.0], [0.5, 1.0])
+    torch.testing.assert_close(forecast(pipeline, start, output_type="pt").mean[:, 1:], plain.mean[:, 1:])
 
 
 def test_damping_is_between_0_and_1_and_needs_a_season() -> None:
     with pytest.raises(ValueError, match="between 0 and 1"):
         tiny_weather().set_calibration(Calibration(), None, [0.5, 1.2])
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        tiny_weather().set_calibration(Calibration(), None, [math.nan])
     with pytest.raises(ValueError, match="season's mean"):
         tiny_pipeline().set_calibration(Calibration(), None, [0.5])
 

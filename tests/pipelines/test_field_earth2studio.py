@@ -96,3 +96,6 @@ def test_kappa_cannot_be_applied_to_single_members_and_this_is_said() -> None:
     pipeline.set_calibration(Calibration(), [1.0, 1.5])
     with pytest.warns(UserWarning, match="kappas .1.0, 1.5. and dampings .. are not applied"):
         Earth2StudioPrognostic(pipeline)
+    pipeline.set_calibration(Calibration(), [1.0], [0.5])
+    with pytest.warns(UserWarning, match="dampings .0.5. are not applied"):
+        Earth2StudioPrognostic(pipeline)

@@ -4,7 +4,8 @@ All candidates roll out from the same windows with the same random numbers and a
 best kappa of each lead time, averaged over lead times. One step ahead would not do: the CRPS sees each point by itself,
 and whether members are as smooth as the truth shows only once they are fed back. tau is searched for the winner alone.
 The winner and its kappas, smoothed over lead times, are stored in the pipeline. Where the model knows the season, the
-mean forecast of each lead time is first damped towards the season's mean, by least squares.
+mean forecast of each lead time is first damped towards the season's mean, by least squares; there every candidate with
+kappas has its dampings too.
 """
 
 from __future__ import annotations
@@ -231,8 +232,14 @@ def _fit(members: Tensor, rollouts: Rollouts) -> Fit:
 
 
 def best_dampings(members: Tensor, target: Tensor, expected: Tensor) -> tuple[float, ...]:
-    """For each lead time the d that makes e + d (ybar - e) closest to the truth, LEAST_DAMPING to 1."""
-    forecast, truth = members.mean(0) - expected, target - expected
+    """For each lead time the d that makes e + d (ybar - e) closest to the truth, LEAST_DAMPING to 1.
+
+    Each variable counts in units of its own distance from the season's mean, so that units do not matter.
+    """
+    forecast, truth = members.mean(0) - expected, target - expected  # (B, L, C, *space)
+    unit = truth.square().transpose(0, 2).flatten(1).mean(1).sqrt().clamp(min=1e-12)  # (C,)
+    unit = unit.reshape(-1, *[1] * (truth.ndim - 3))
+    forecast, truth = forecast / unit, truth / unit
     others = [axis for axis in range(forecast.ndim) if axis != 1]
     share = (forecast * truth).sum(others) / forecast.square().sum(others).clamp(min=1e-12)
     return tuple(share.clamp(LEAST_DAMPING, 1.0).tolist())
