@@ -44,14 +44,14 @@ PLAN = {"burgers": (FAMILIES, 2), "ks": (FAMILIES, 2), "air": (AIR, 1), "burgers
 SHOWN_LEADS = {"burgers": (1, 5, 10), "ks": (1, 5, 10), "air": (1, 4, 8, 20), "burgers_32": (1, 10)}
 BASELINES = ("persistence", "climatology")
 NUM_TRAJECTORIES = 800
-PDE_SCORES = {"num_one_step": 48, "num_rollouts": 36, "num_leads": 10, "figures": False}
-AIR_SCORES = {"num_one_step": 48, "num_rollouts": 36, "num_leads": 20, "figures": False}
+PDE_SCORES = {"num_one_step": 192, "num_rollouts": 96, "num_leads": 10, "figures": False}
+AIR_SCORES = {"num_one_step": 144, "num_rollouts": 36, "num_leads": 20, "figures": False}
 
 
 def build_tasks(data: Path, air: str) -> dict[str, StudyTask]:
     """The four tasks; the tiny grid is every fourth of 128 points, small enough for a full covariance."""
     pde = CalibrationOptions(steps=[1, 2, 5], num_windows=16, num_leads=10)
-    weather = CalibrationOptions(steps=[1, 2], num_windows=16, max_evaluations=4, num_leads=20)
+    weather = CalibrationOptions(steps=[1, 2], num_windows=16, fit_windows=32, max_evaluations=4, num_leads=20)
     tasks = [
         _pde_task("burgers", data, [], pde),
         _pde_task("ks", data, [], pde),
@@ -61,7 +61,7 @@ def build_tasks(data: Path, air: str) -> dict[str, StudyTask]:
             ["--config", str(CONFIGS / "air_small.yaml"), "--data.weather.path", air],
             AIR_SCORES,
             weather,
-            raw_rollouts=False,
+            raw_rollouts=0,
             curve_windows=12,
         ),
     ]

@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for number, run in enumerate(runs):
             run.train()
-            run.score("model", "raw", rollouts=False)
+            run.score("model", "raw", num_rollouts=0)
             print(f"[{number + 1}/{len(runs)}] {run.name}, seed {run.seed}", flush=True)
     except KeyboardInterrupt:
         print("interrupted; run the same command again to go on where it stopped", file=sys.stderr)

@@ -283,10 +283,11 @@ def test_calibration_damps_a_model_that_trusts_states_without_memory() -> None:
 
 def test_the_colour_is_fitted_to_other_windows_than_score_it() -> None:
     for count, available in ((16, 345), (3, 16), (60, 160)):
-        scored, others = alternate_windows(count, available)
+        scored, fitted, others = alternate_windows(count, 64, available)
         assert len(scored) == min(count, available // 2)
         assert len(others) > len(scored) / 2
-        assert not set(scored) & set(others)
+        assert not {*scored, *fitted} & set(others)
+        assert len(fitted) == pytest.approx(min(64, available // 2), rel=0.2)
 
 
 def test_kappas_are_smoothed_over_lead_times_but_the_first() -> None:

@@ -46,7 +46,9 @@ class CalibrationOptions:
 
     Args:
         steps: Numbers of denoising steps to compare.
-        num_windows: Validation windows that are rolled out.
+        num_windows: Validation windows behind the choice of steps, colour and tau.
+        fit_windows: Validation windows behind the stored kappas and dampings, which need more: with too few their noise
+            is larger than what they correct.
         num_members: Members behind the kappas, which hold for as many.
         choice_members: Members behind the choice of steps, colour and tau; the fair CRPS needs few.
         max_evaluations: How often tau is tried, at least 4; 0 leaves it at 1.
@@ -59,6 +61,7 @@ class CalibrationOptions:
 
     steps: list[int] = field(default_factory=lambda: [1, 2, 5])
     num_windows: int = 24
+    fit_windows: int = 64
     num_members: int = 40
     choice_members: int = 16
     max_evaluations: int = 6
@@ -118,10 +121,8 @@ def calibrate_field(
     config = pipeline.encoder.config
     leads = options.num_leads if list(config.targets) == list(config.variables) else 1
     windows = Transitions(validation, num_history=config.num_history, num_leads=leads, target_hours=target_hours)
-    scored, others = alternate_windows(options.num_windows, len(windows))
-    batch = default_collate([windows[index] for index in scored])
-    expected = pipeline.expected_states(np.asarray(batch["time"]), leads) if config.seasonal else None
-    rollouts = Rollouts(batch, scored, pipeline.encoder.select_targets(batch["future"]), expected)
+    scored, fitted, others = alternate_windows(options.num_windows, options.fit_windows, len(windows))
+    rollouts = _rollouts(pipeline, windows, scored)
     color = fit_color(pipeline, windows, others, options.seed) if options.color and _is_gaussian(pipeline) else None
     candidates = _candidates(pipeline, rollouts, options, color)
     best = min((one for one in candidates if one.name.endswith("kappa")), key=lambda one: one.crps)
@@ -133,7 +134,9 @@ def calibrate_field(
         tau=best.tau, num_steps=best.steps, num_members=options.num_members, note=f"{best.name} on {validation.source}"
     )
     pipeline.set_calibration(chosen)
+    rollouts = _rollouts(pipeline, windows, fitted)
     members = _members(pipeline, rollouts, options, best.steps, options.num_members)
+    expected = rollouts.expected
     dampings = None if expected is None else smooth(best_dampings(members, rollouts.target, expected))
     kappas = smooth(_best_kappas(_damped(members, dampings, rollouts), rollouts.target)[0])
     pipeline.set_calibration(chosen, kappas, dampings)
@@ -145,12 +148,24 @@ def calibrate_field(
     }
 
 
-def alternate_windows(count: int, available: int) -> tuple[list[int], list[int]]:
-    """`count` windows that score, and several times as many for the colour, from alternate stretches of the data."""
+def alternate_windows(count: int, fitted: int, available: int) -> tuple[list[int], list[int], list[int]]:
+    """`count` windows that score, about `fitted` for the kappas, and others for the colour.
+
+    The first two come from every other stretch of the data, the third from the stretches between.
+    """
     stretches = 2 * max(1, min(count, available // 2))
     scored = spread_windows(stretches, available)[::2]
+    near = spread_windows(2 * max(fitted, count), available)
     places = spread_windows(2 * COLOR_WINDOWS * count, available)
-    return scored, [i for i in places if i * stretches // available % 2 == 1 and i not in scored]
+    others = [i for i in places if i * stretches // available % 2 == 1 and i not in scored]
+    return scored, [i for i in near if i * stretches // available % 2 == 0 and i not in others], others
+
+
+def _rollouts(pipeline: FieldForecastPipeline, windows: Transitions, ids: list[int]) -> Rollouts:
+    batch = default_collate([windows[index] for index in ids])
+    times = np.asarray(batch["time"])
+    expected = pipeline.expected_states(times, windows.num_leads) if pipeline.encoder.config.seasonal else None
+    return Rollouts(batch, ids, pipeline.encoder.select_targets(batch["future"]), expected)
 
 
 def smooth(factors: Sequence[float]) -> list[float]:

@@ -62,7 +62,7 @@ class StudyTask:
         arguments: `train_field.py`'s, for instance --config and the path of the data.
         evaluation: How models are scored; model, data and output are filled in.
         calibration: How they are calibrated.
-        raw_rollouts: Whether rollouts are also scored before calibration.
+        raw_rollouts: Rollouts that are scored before calibration.
         curve_steps: Numbers of steps of the few-steps curve.
         curve_windows: Windows behind it.
     """
@@ -71,7 +71,7 @@ class StudyTask:
     arguments: Sequence[str]
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     calibration: CalibrationOptions = field(default_factory=CalibrationOptions)
-    raw_rollouts: bool = True
+    raw_rollouts: int = 36
     curve_steps: Sequence[int] = (1, 2, 5, 10, 50)
     curve_windows: int = 24
 
@@ -109,9 +109,9 @@ class ModelRun:
     def run(self, *, curve: bool = False) -> None:
         """All stages that are missing."""
         self.train()
-        self.score("model", "raw", rollouts=self.task.raw_rollouts)
+        self.score("model", "raw", num_rollouts=self.task.raw_rollouts)
         self.calibrate()
-        self.score("calibrated", "calibrated_scores", rollouts=True)
+        self.score("calibrated", "calibrated_scores")
         if curve:
             self.steps_curve()
 
@@ -130,9 +130,9 @@ class ModelRun:
             raise KeyboardInterrupt(f"{self.folder}: training was interrupted; the same command goes on with it")
         shutil.rmtree(self.folder / "checkpoints")
 
-    def score(self, model: str, output: str, *, rollouts: bool) -> dict[str, Any]:
-        """One-step and rollout scores of a model folder on the test part."""
-        settings = dict(self.task.evaluation) if rollouts else {**self.task.evaluation, "num_rollouts": 0}
+    def score(self, model: str, output: str, **changes: Any) -> dict[str, Any]:
+        """One-step and rollout scores of a model folder on the test part; `changes` of the task's evaluation."""
+        settings = {**self.task.evaluation, **changes}
         options = FieldEvaluation(
             data=self._config().data, model=str(self.folder / model), output=self.folder / output, **settings
         )
