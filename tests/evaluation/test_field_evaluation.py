@@ -281,6 +281,14 @@ def test_calibration_damps_a_model_that_trusts_states_without_memory() -> None:
     assert error() < 1.1 * season
 
 
+def test_spread_windows_are_all_different() -> None:
+    for count, available in ((144, 733), (5, 7), (7, 5), (1, 1)):
+        windows = spread_windows(count, available)
+        assert windows == sorted(set(windows))
+        assert len(windows) == min(count, available)
+        assert 0 <= windows[0] <= windows[-1] < available
+
+
 def test_the_colour_is_fitted_to_other_windows_than_score_it() -> None:
     for count, available in ((16, 345), (3, 16), (60, 160)):
         scored, fitted, others = alternate_windows(count, 64, available)

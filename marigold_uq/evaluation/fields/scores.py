@@ -151,4 +151,5 @@ def spread_windows(count: int, available: int, seed: int = 0) -> list[int]:
     """
     count = min(count, available)
     offsets = np.random.default_rng(seed).random(count)
-    return [int((place + offset) * available / count) for place, offset in enumerate(offsets)]
+    ends = [place * available // count for place in range(count + 1)]  # stretches share no window
+    return [low + int(offset * (high - low)) for low, high, offset in zip(ends, ends[1:], offsets, strict=False)]
