@@ -155,7 +155,8 @@ def parameter_curves(
         axes.set_xscale("log")
         _plain_numbers(axes.xaxis)
     axes.set(xlabel=xlabel, ylabel=ylabel)
-    axes.legend(frameon=False, fontsize=8)
+    if curves:
+        axes.legend(frameon=False, fontsize=8)
     return figure
 
 

@@ -45,15 +45,15 @@ def study_table(
     """Markdown: a row per model, means over its seeds; `lead` counts from 1.
 
     Behind ± is half the range of the seeds, or the standard error over windows where there is one seed. For each of
-    the `references`, rows of the table, there is a column with the CRPS minus that row's, window by window, and the
-    standard error of the mean difference.
+    the `references`, rows of the table, there is a column with the CRPS minus that row's, window by window (both means
+    over seeds), and the standard error of the mean difference.
     """
     known = [name for name in references if name in rows]
     titles = [*metrics, *(f"crps - {name}" for name in known)]
     lines = ["| model | seeds | " + " | ".join(titles) + " |", "|---" * (2 + len(titles)) + "|"]
     for name, seeds in rows.items():
         cells = [_cell(seeds, part, metric, lead) for metric in metrics]
-        cells += ["" if name == other else _paired_cell(seeds, rows[other][0], part, lead) for other in known]
+        cells += ["" if name == other else _paired_cell(seeds, rows[other], part, lead) for other in known]
         lines.append(f"| {name} | {len(seeds)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -73,14 +73,16 @@ def _cell(seeds: Sequence[Mapping[str, Any]], part: str, metric: str, lead: int)
     return f"{math.fsum(known) / len(known):.4g}" + ("" if error is None else f" ± {error:.1g}")
 
 
-def _paired_cell(seeds: Sequence[Mapping[str, Any]], reference: Mapping[str, Any], part: str, lead: int) -> str:
-    """Mean over windows that both have of (mean CRPS of the seeds - the reference's), and its standard error."""
-    tables = [one.get(part, {}).get(PAIRED, {}) for one in (reference, *seeds)]
+def _paired_cell(
+    seeds: Sequence[Mapping[str, Any]], reference: Sequence[Mapping[str, Any]], part: str, lead: int
+) -> str:
+    """Mean over windows that all have of (mean CRPS of the seeds - that of the reference's), and its standard error."""
+    tables = [one.get(part, {}).get(PAIRED, {}) for one in (*reference, *seeds)]
     shared = sorted(set.intersection(*(set(table) for table in tables)))
     if len(shared) < 2 or lead > len(tables[0][shared[0]]):
         return ""
-    base, *own = (np.array([table[window][lead - 1] for window in shared]) for table in tables)
-    difference = np.mean(own, 0) - base
+    scores = [np.array([table[window][lead - 1] for window in shared]) for table in tables]
+    difference = np.mean(scores[len(reference) :], 0) - np.mean(scores[: len(reference)], 0)
     return f"{difference.mean():.3g} ± {difference.std(ddof=1) / math.sqrt(len(shared)):.1g}"
 
 
