@@ -12,6 +12,7 @@ import torch
 from linear_process import POINTS, LinearProcess, perfect_pipeline
 from tiny_field import tiny_pipeline, tiny_weather
 from torch import Tensor
+from torch.utils.data import default_collate
 from weather_records import record
 
 from marigold_uq.calibration import Calibration
@@ -132,6 +133,18 @@ def test_climatology_takes_training_states_of_the_same_time_and_season() -> None
     ]  # the same hour of the next year
     assert len(chosen) == 6  # the season has moved on by a quarter of a day: three days before, two after, and itself
     assert np.abs(chosen - year.times(0)[40]).max() <= 3.5 * 86_400
+
+
+def test_mixed_precision_rounds_the_network_alone() -> None:
+    data = process_data()
+    pipeline, windows = tiny_pipeline(data=data), Transitions(data)
+    batch = default_collate([windows[index] for index in (0, 9)])
+    plain, rounded = (
+        PipelineForecaster(pipeline, num_members=3, num_steps=2, mixed_precision=how).forecast(batch, [0, 9], 1)
+        for how in ("no", "bf16")
+    )
+    assert rounded.dtype == pipeline.unet.dtype == torch.float32
+    assert 0 < float((rounded - plain).abs().max()) < 0.02 * float(plain.std())  # bfloat16: 8 bits
 
 
 def test_windows_are_spread_over_all_places_and_never_repeat() -> None:

@@ -26,7 +26,7 @@ from marigold_uq.calibration import Calibration, choose_kappa, choose_tau
 from marigold_uq.data.fields import FieldSequences, Transitions
 from marigold_uq.denoising import predict_noise
 from marigold_uq.distributions import GaussianDistribution
-from marigold_uq.evaluation.fields.forecasters import PipelineForecaster
+from marigold_uq.evaluation.fields.forecasters import PipelineForecaster, Precision
 from marigold_uq.evaluation.fields.scores import spread_windows
 from marigold_uq.models.noise_color import NoiseColor
 from marigold_uq.pipelines.field import FieldForecastPipeline
@@ -57,6 +57,7 @@ class CalibrationOptions:
         num_leads: Lead times of the rollouts; one for a model that cannot be rolled out.
         seed: Of the members.
         max_batch_size: Chains per network call.
+        mixed_precision: "no", "bf16" or "fp16", of the network.
     """
 
     steps: list[int] = field(default_factory=lambda: [1, 2, 5])
@@ -70,6 +71,7 @@ class CalibrationOptions:
     num_leads: int = 10
     seed: int = 1
     max_batch_size: int = 128
+    mixed_precision: Precision = "no"
 
 
 @dataclass(frozen=True)
@@ -300,6 +302,7 @@ def _members(
         num_steps=steps,
         seed=options.seed,
         max_batch_size=options.max_batch_size,
+        mixed_precision=options.mixed_precision,
     )
     return forecaster.forecast(rollouts.batch, rollouts.ids, rollouts.target.shape[1])
 

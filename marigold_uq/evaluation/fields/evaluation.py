@@ -17,7 +17,13 @@ from torch import Tensor
 from marigold_uq import plotting
 from marigold_uq.data.fields import FieldSequences, Transitions, statistics_of
 from marigold_uq.evaluation.fields import figures
-from marigold_uq.evaluation.fields.forecasters import Climatology, Forecaster, Persistence, PipelineForecaster
+from marigold_uq.evaluation.fields.forecasters import (
+    Climatology,
+    Forecaster,
+    Persistence,
+    PipelineForecaster,
+    Precision,
+)
 from marigold_uq.evaluation.fields.scores import accumulate_scores, spread_windows
 from marigold_uq.evaluation.options import plain
 from marigold_uq.evaluation.summary import as_json
@@ -56,6 +62,7 @@ class FieldEvaluation:
         seed: Of all members.
         max_batch_size: Chains per network call; never changes a result beyond rounding.
         device: Where the network runs.
+        mixed_precision: "no", "bf16" or "fp16", of the network.
         figures: Draw figures.
     """
 
@@ -74,6 +81,7 @@ class FieldEvaluation:
     seed: int = 0
     max_batch_size: int = 128
     device: str = "cpu"
+    mixed_precision: Precision = "no"
     figures: bool = True
 
 
@@ -122,6 +130,7 @@ def make_forecaster(options: FieldEvaluation, split: FieldSplit) -> Forecaster:
         num_steps=options.steps,
         seed=options.seed,
         max_batch_size=options.max_batch_size,
+        mixed_precision=options.mixed_precision,
         name=options.model,
     )
 

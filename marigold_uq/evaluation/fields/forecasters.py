@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -13,6 +13,10 @@ from marigold_uq.data.fields import FieldDataError, FieldSequences
 from marigold_uq.data.fields.harmonics import DAY, YEAR
 from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.randomness import member_seed
+
+Precision = Literal["no", "bf16", "fp16"]
+"""Of the network while it samples, accelerate's names; its weights, and all that is around it, stay as they are."""
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Forecaster(Protocol):
@@ -35,9 +39,10 @@ class PipelineForecaster:
         num_steps: int | None = None,
         seed: int = 0,
         max_batch_size: int = 128,
+        mixed_precision: Precision = "no",
         name: str = "pipeline",
     ) -> None:
-        self.pipeline, self.name = pipeline, name
+        self.pipeline, self.name, self.autocast = pipeline, name, AUTOCAST.get(mixed_precision)
         self.num_members, self.num_steps, self.seed, self.max_batch_size = num_members, num_steps, seed, max_batch_size
         pipeline.set_progress_bar_config(disable=True)
         pipeline.unet.eval()
@@ -45,16 +50,17 @@ class PipelineForecaster:
     def forecast(self, batch: dict[str, Any], ids: Sequence[int], num_leads: int) -> Tensor:
         """Members of the model; each window and member has its own seed."""
         seeds = [member_seed(self.seed, index, m) for index in ids for m in range(self.num_members)]
-        forecast = self.pipeline(
-            batch["history"],
-            num_leads,
-            num_members=self.num_members,
-            time=np.asarray(batch["time"]),
-            num_inference_steps=self.num_steps,
-            generator=[torch.Generator().manual_seed(seed) for seed in seeds],
-            max_batch_size=self.max_batch_size,
-            output_type="pt",
-        )
+        with torch.autocast(self.pipeline.device.type, self.autocast, enabled=self.autocast is not None):
+            forecast = self.pipeline(
+                batch["history"],
+                num_leads,
+                num_members=self.num_members,
+                time=np.asarray(batch["time"]),
+                num_inference_steps=self.num_steps,
+                generator=[torch.Generator().manual_seed(seed) for seed in seeds],
+                max_batch_size=self.max_batch_size,
+                output_type="pt",
+            )
         return forecast.members
 
 

@@ -173,7 +173,9 @@ class ModelRun:
 
     def steps_curve(self) -> dict[str, Any]:
         """One-step scores on the test part for several numbers of denoising steps, before calibration."""
-        settings = self._settings({"steps": list(self.task.curve_steps), "windows": self.task.curve_windows})
+        precision = self.task.calibration.mixed_precision
+        options = {"steps": list(self.task.curve_steps), "windows": self.task.curve_windows}
+        settings = self._settings({**options, "mixed_precision": precision})
         stored = self.read("steps.json")
         if stored is not None:
             self._require_same("steps.json", settings)
@@ -188,7 +190,7 @@ class ModelRun:
         last = pipeline.scheduler.config.num_train_timesteps
         scores_of = {}
         for steps in sorted({min(steps, last) for steps in self.task.curve_steps}):
-            forecaster = PipelineForecaster(pipeline, num_members=20, num_steps=steps)
+            forecaster = PipelineForecaster(pipeline, num_members=20, num_steps=steps, mixed_precision=precision)
             ids = spread_windows(self.task.curve_windows, len(windows))
             scores = score_forecasts(
                 forecaster,
