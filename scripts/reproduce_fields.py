@@ -27,6 +27,7 @@ from marigold_uq.evaluation.fields.report import (
     save_all,
     steps_figure,
     study_table,
+    summary_table,
     tau_figure,
     uncertainty_figure,
 )
@@ -141,7 +142,8 @@ def _task_tables(output: Path, name: str, runs: list[ModelRun]) -> list[str]:
         path = output / name / baseline / "metrics.json"
         if path.exists():
             baselines[baseline] = [json.loads(path.read_text(encoding="utf-8"))]
-    parts = [f"# {name}", "\n## One step ahead, as trained\n", table({**baselines, **raw}, "one_step", 1)]
+    parts = [f"# {name}", "\n## Summary\n", summary_table(raw, {**baselines, **calibrated}, SHOWN_LEADS[name])]
+    parts += ["\n## One step ahead, as trained\n", table({**baselines, **raw}, "one_step", 1)]
     parts += ["\n## One step ahead, calibrated\n", table({**baselines, **calibrated}, "one_step", 1)]
     for lead in SHOWN_LEADS[name]:
         parts += [f"\n## Lead time {lead}, calibrated\n", table({**baselines, **calibrated}, "rollout", lead)]

@@ -36,6 +36,7 @@ from marigold_uq.evaluation.fields.report import (
     lead_time_figure,
     steps_figure,
     study_table,
+    summary_table,
     tau_figure,
     uncertainty_figure,
 )
@@ -394,6 +395,12 @@ def test_a_study_runs_all_its_stages_once_and_makes_its_tables_and_figures(data_
     own, base = (one["rollout"]["crps_of_windows"] for one in (scores["gaussian"][0], baseline))
     expected = np.mean([own[window][1] - base[window][1] for window in base])
     assert f"| {expected:.3g} ± " in paired
+    summary = summary_table(collect(runs, "raw/metrics.json"), {"persistence": [baseline], **scores}, (1, 2))
+    cells = [cell.strip() for cell in summary.splitlines()[3].split("|")]
+    raw = collect(runs, "raw/metrics.json")["gaussian"][0]["one_step"]["crps"]["value"][0]
+    assert cells[1:3] == ["gaussian", "1"]
+    assert cells[3].split(" ± ")[0] == f"{raw:.4g}"
+    assert cells[8].split(" ± ")[0] == f"{scores['gaussian'][0]['rollout']['crps']['value'][1]:.4g}"
     assert "gaussian" in calibration_table(chosen)
     for figure in (
         lead_time_figure(scores, 1.0, 0.9),

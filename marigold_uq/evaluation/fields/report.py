@@ -58,6 +58,30 @@ def study_table(
     return "\n".join(lines)
 
 
+def summary_table(raw: Rows, calibrated: Rows, leads: Sequence[int]) -> str:
+    """Markdown: one step ahead before and after calibration, then CRPS, coverage and spread/skill at some lead times.
+
+    Baselines are in `calibrated` alone.
+    """
+    columns = [("crps, as trained", raw, "one_step", "crps", 1)]
+    columns += [
+        (f"{metric}, calibrated", calibrated, "one_step", metric, 1)
+        for metric in ("crps", "rmse", "coverage", "spread_skill_ratio")
+    ]
+    columns += [
+        (f"{metric}, lead {lead}", calibrated, "rollout", metric, lead)
+        for lead in leads
+        if lead > 1
+        for metric in ("crps", "coverage", "spread_skill_ratio")
+    ]
+    titles = [title.replace("spread_skill_ratio", "spread/skill") for title, *_ in columns]
+    lines = ["| model | seeds | " + " | ".join(titles) + " |", "|---" * (2 + len(columns)) + "|"]
+    for name, seeds in calibrated.items():
+        cells = [_cell(rows.get(name, []), part, metric, lead) for _, rows, part, metric, lead in columns]
+        lines.append(f"| {name} | {len(seeds)} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def _number(metrics: Mapping[str, Any], part: str, metric: str, lead: int, key: str = "value") -> float | None:
     values = metrics.get(part, {}).get(metric, {}).get(key)
     return None if values is None or lead > len(values) else values[lead - 1]
