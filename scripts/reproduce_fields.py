@@ -9,10 +9,10 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 
@@ -128,7 +128,7 @@ def write_report(args: argparse.Namespace, runs: list[ModelRun]) -> None:
     for name in args.tasks:
         own = [run for run in runs if run.task.name == name]
         parts += _task_tables(args.output, name, own)
-        _task_figures(args.output / "figures", name, own)
+        _task_figures(args.output / "figures", name, own, _baselines(args.output / name) if name == "air" else {})
     with atomic_path(args.output / "results.md", overwrite=True) as temporary:
         temporary.write_text("\n".join(parts) + "\n", encoding="utf-8")
     print(f"written: {args.output / 'results.md'} and {args.output / 'figures'}")
@@ -137,11 +137,7 @@ def write_report(args: argparse.Namespace, runs: list[ModelRun]) -> None:
 def _task_tables(output: Path, name: str, runs: list[ModelRun]) -> list[str]:
     raw, calibrated = collect(runs, "raw/metrics.json"), collect(runs, "calibrated_scores/metrics.json")
     chosen = collect(runs, "calibration.json")
-    baselines, table = {}, partial(study_table, references=REFERENCES.get(name, ("point",)))
-    for baseline in BASELINES:
-        path = output / name / baseline / "metrics.json"
-        if path.exists():
-            baselines[baseline] = [json.loads(path.read_text(encoding="utf-8"))]
+    baselines, table = _baselines(output / name), partial(study_table, references=REFERENCES.get(name, ("point",)))
     parts = [f"# {name}", "\n## Summary\n", summary_table(raw, {**baselines, **calibrated}, SHOWN_LEADS[name])]
     parts += ["\n## One step ahead, as trained\n", table({**baselines, **raw}, "one_step", 1)]
     parts += ["\n## One step ahead, calibrated\n", table({**baselines, **calibrated}, "one_step", 1)]
@@ -154,14 +150,20 @@ def _task_tables(output: Path, name: str, runs: list[ModelRun]) -> list[str]:
     return [*parts, ""]
 
 
-def _task_figures(folder: Path, name: str, runs: list[ModelRun]) -> None:
+def _baselines(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Scores of the baselines that are there, as those of models with one seed."""
+    paths = {name: folder / name / "metrics.json" for name in BASELINES}
+    return {name: [json.loads(path.read_text(encoding="utf-8"))] for name, path in paths.items() if path.exists()}
+
+
+def _task_figures(folder: Path, name: str, runs: list[ModelRun], baselines: Mapping[str, list[dict[str, Any]]]) -> None:
     calibrated, chosen = collect(runs, "calibrated_scores/metrics.json"), collect(runs, "calibration.json")
     steps = collect(runs, "steps.json")
     drawings = {}
     if calibrated:
         first = next(iter(calibrated.values()))[0]
         facts = (first["lead_time_step"], first["expected_coverage"])
-        drawings[f"{name}_lead_times"] = partial(lead_time_figure, calibrated, *facts)
+        drawings[f"{name}_lead_times"] = partial(lead_time_figure, {**baselines, **calibrated}, *facts)
     if chosen:
         drawings[f"{name}_tau"] = partial(tau_figure, chosen)
     if steps:

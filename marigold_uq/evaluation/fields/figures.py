@@ -23,6 +23,8 @@ TITLES = {
     RATIO: "spread / skill",
     "gaussian_nll": "Gaussian NLL",
 }
+LEAST_RANGE = {COVERAGE: (0.88, 1.0), RATIO: (0.8, 1.2)}
+"""Shown at least, so that noise does not look like a trend."""
 
 
 def lead_time_curves(
@@ -40,7 +42,10 @@ def lead_time_curves(
             axes.axhline(level, linestyle=":", label="honest", **REFERENCE)
         axes.set_title(TITLES.get(metric, metric), fontsize=10)
         axes.set_xlabel(f"lead time {unit}".strip(), fontsize=9)
-        if metric not in (COVERAGE, RATIO, "gaussian_nll"):
+        if metric in LEAST_RANGE:
+            (low, high), (least, most) = axes.get_ylim(), LEAST_RANGE[metric]
+            axes.set_ylim(min(low, least), max(high, most))
+        elif metric != "gaussian_nll":
             axes.set_ylim(bottom=0)
     figure.axes[0].legend(frameon=False, fontsize=7)
     return figure
