@@ -16,9 +16,10 @@ from marigold_uq.denoising import Denoiser
 from marigold_uq.models.field_encoder import FieldEncoder
 from marigold_uq.models.field_head import raw_output
 from marigold_uq.models.noise_color import ColoredSteps, NoiseColor
+from marigold_uq.models.season_spread import SeasonSpread
 from marigold_uq.models.unet_1d import UNet1d
 from marigold_uq.models.unet_2d import UNet2d
-from marigold_uq.pipelines.field_output import FieldForecast, damp, stretch
+from marigold_uq.pipelines.field_output import FieldForecast, blend, damp, stretch
 from marigold_uq.pipelines.field_states import InitialStates, read_states
 from marigold_uq.pipelines.publishing import PublishablePipeline
 from marigold_uq.randomness import Generators, base_seed, member_generators
@@ -38,19 +39,23 @@ class FieldForecastPipeline(PublishablePipeline):
         scheduler: Family, schedule, tau.
         encoder: Statistics, grid, condition.
         noise_color: Spectrum of the noise (family "gaussian" only); None draws white noise.
+        season_spread: How far states usually are from the season's mean; needed by `lead_season_shares`.
         default_num_inference_steps: Steps where neither the call nor the calibration says; None takes all timesteps.
         calibration: `marigold_uq.calibration.Calibration` as a dict; its tau lives in the scheduler.
         lead_kappas: Instead of the calibration's one kappa, one per lead time; the last holds for later ones.
         lead_dampings: One per lead time: the share of the mean forecast's distance from the season's mean that is kept
             (encoders with `seasonal` only); the last holds for later ones, None keeps all of it.
+        lead_season_shares: One per lead time: the share of the season's standard deviation that is added, in squares,
+            to the stretched spread; the last holds for later ones.
     """
 
     model_cpu_offload_seq = "encoder->unet"
-    _optional_components = ["noise_color"]  # noqa: RUF012, diffusers reads a list
+    _optional_components = ["noise_color", "season_spread"]  # noqa: RUF012, diffusers reads a list
     unet: UNet1d | UNet2d
     scheduler: DistributionalDDIMScheduler
     encoder: FieldEncoder
     noise_color: NoiseColor | None
+    season_spread: SeasonSpread | None
 
     def __init__(
         self,
@@ -58,18 +63,23 @@ class FieldForecastPipeline(PublishablePipeline):
         scheduler: DistributionalDDIMScheduler,
         encoder: FieldEncoder,
         noise_color: NoiseColor | None = None,
+        season_spread: SeasonSpread | None = None,
         default_num_inference_steps: int | None = None,
         calibration: dict[str, Any] | None = None,
         lead_kappas: list[float] | None = None,
         lead_dampings: list[float] | None = None,
+        lead_season_shares: list[float] | None = None,
     ) -> None:
         super().__init__()
-        self.register_modules(unet=unet, scheduler=scheduler, encoder=encoder, noise_color=noise_color)
+        self.register_modules(
+            unet=unet, scheduler=scheduler, encoder=encoder, noise_color=noise_color, season_spread=season_spread
+        )
         self.register_to_config(
             default_num_inference_steps=default_num_inference_steps,
             calibration=calibration,
             lead_kappas=lead_kappas,
             lead_dampings=lead_dampings,
+            lead_season_shares=lead_season_shares,
         )
 
     @classmethod
@@ -85,6 +95,7 @@ class FieldForecastPipeline(PublishablePipeline):
         calibration: Calibration,
         lead_kappas: Sequence[float] | None = None,
         lead_dampings: Sequence[float] | None = None,
+        lead_season_shares: Sequence[float] | None = None,
     ) -> None:
         """Keep what was chosen on held-out data; it survives save and load."""
         if lead_kappas is not None and (not lead_kappas or min(lead_kappas) <= 0):
@@ -94,10 +105,16 @@ class FieldForecastPipeline(PublishablePipeline):
                 raise ValueError(f"lead_dampings are between 0 and 1, one per lead time; got {list(lead_dampings)}")
             if not self.encoder.config.seasonal:
                 raise ValueError("lead_dampings pull towards the season's mean, which this model's encoder has not")
+        if lead_season_shares is not None:
+            if not lead_season_shares or min(lead_season_shares) < 0:
+                raise ValueError(f"lead_season_shares are not negative, one per lead time; got {lead_season_shares}")
+            if self.season_spread is None:
+                raise ValueError("lead_season_shares need the module season_spread, which this pipeline has not")
         store_calibration(self, calibration)
         self.register_to_config(
             lead_kappas=None if lead_kappas is None else [float(k) for k in lead_kappas],
             lead_dampings=None if lead_dampings is None else [float(d) for d in lead_dampings],
+            lead_season_shares=None if lead_season_shares is None else [float(c) for c in lead_season_shares],
         )
 
     @property
@@ -152,7 +169,7 @@ class FieldForecastPipeline(PublishablePipeline):
             variance = torch.cat([spread for _, spread in parts]).square().unflatten(0, (-1, num_members)).mean(1)
             epistemic = variance.sqrt()
         forecast = FieldForecast(
-            members=self._calibrated(states.transpose(0, 1), start.time),
+            members=self.calibrate_members(states.transpose(0, 1), start.time),
             lead_times=self.encoder.config.time_step * np.arange(1, num_leads + 1),
             variables=tuple(self.encoder.config.targets),
             coordinates=self.encoder.coordinates,
@@ -164,20 +181,35 @@ class FieldForecastPipeline(PublishablePipeline):
         wanted = output_type or ("xarray" if start.from_xarray else "pt")
         return forecast.to_xarray() if wanted == "xarray" else forecast
 
-    def _calibrated(self, members: Tensor, time: np.ndarray | None) -> Tensor:
-        """Members (M, B, L, C, *space) with the damped mean and the stretched spread of each lead time."""
+    def calibrate_members(self, members: Tensor, time: np.ndarray | None) -> Tensor:
+        """Members (M, B, L, C, *space), B forecasts from times (B,), with the calibrated mean and spread.
+
+        `__call__` has done it; it is for ensembles that were made member by member.
+        """
+        num_leads = members.shape[2]
         if self.config.lead_dampings:
-            members = damp(members, self.config.lead_dampings, self.expected_states(time, members.shape[2]))
-        return stretch(members, self.kappas)
+            members = damp(members, self.config.lead_dampings, self.expected_states(time, num_leads))
+        if not self.config.lead_season_shares:
+            return stretch(members, self.kappas)
+        return blend(members, self.kappas, self.config.lead_season_shares, self.season_deviations(time, num_leads))
 
     def expected_states(self, time: np.ndarray | None, num_leads: int) -> Tensor:
         """The targets' seasonal means (B, L, C, *space) at the lead times after times (B,), on the CPU."""
-        if time is None:
-            raise ValueError("the season's mean needs the time of the last state")
-        lead_times = self.encoder.config.time_step * np.arange(1, num_leads + 1)
-        coming = torch.from_numpy(np.add.outer(np.asarray(time, np.float64), lead_times)).flatten()
-        means = self.encoder.select_targets(self.encoder.seasonal_mean(coming))
+        means = self.encoder.select_targets(self.encoder.seasonal_mean(self._coming_times(time, num_leads)))
         return means.unflatten(0, (-1, num_leads)).cpu()
+
+    def season_deviations(self, time: np.ndarray | None, num_leads: int) -> Tensor:
+        """The targets' standard deviations around those means, (B, L, C, *space), on the CPU."""
+        if self.season_spread is None:
+            raise ValueError("this pipeline has no module season_spread")
+        return self.season_spread(self._coming_times(time, num_leads)).unflatten(0, (-1, num_leads)).cpu()
+
+    def _coming_times(self, time: np.ndarray | None, num_leads: int) -> Tensor:
+        """(B x L,), all lead times of the first forecast first."""
+        if time is None:
+            raise ValueError("the season's mean and spread need the time of the last state")
+        lead_times = self.encoder.config.time_step * np.arange(1, num_leads + 1)
+        return torch.from_numpy(np.add.outer(np.asarray(time, np.float64), lead_times)).flatten()
 
     def _check_call(self, num_leads: int, num_members: int, max_batch_size: int) -> None:
         if num_leads < 1 or num_members < 1 or max_batch_size < 1:

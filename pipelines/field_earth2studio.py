@@ -52,12 +52,12 @@ class Earth2StudioPrognostic:
             raise ValueError("earth2studio's models live on latitude, longitude and dates; this pipeline does not")
         if list(config.targets) != list(config.variables):
             raise ValueError(f"a prognostic model predicts all it needs; this one only {list(config.targets)}")
-        dampings = pipeline.config.lead_dampings or []
-        if any(factor != 1 for factor in [*pipeline.kappas, *dampings]):
+        dampings, shares = pipeline.config.lead_dampings or [], pipeline.config.lead_season_shares or []
+        if any(factor != 1 for factor in [*pipeline.kappas, *dampings]) or any(shares):
             warnings.warn(
-                f"members come one by one, so the calibrated kappas {pipeline.kappas} and dampings {dampings} are not "
-                "applied: on the finished ensemble use stretch of marigold_uq.pipelines.field_output, before it damp "
-                "with pipeline.expected_states(times, num_leads)",
+                f"members come one by one, so what was calibrated for whole ensembles is not applied (kappas "
+                f"{pipeline.kappas}, dampings {dampings}, shares of the season's spread {shares}): give the finished "
+                "ensemble to pipeline.calibrate_members",
                 stacklevel=2,
             )
         self.pipeline, self.seed, self.num_inference_steps = pipeline, seed, num_inference_steps

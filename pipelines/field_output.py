@@ -154,6 +154,20 @@ def stretch(members: Tensor, kappas: Sequence[float]) -> Tensor:
     return mean + _per_lead(kappas, members) * (members - mean)
 
 
+def blend(members: Tensor, kappas: Sequence[float], shares: Sequence[float], season: Tensor) -> Tensor:
+    """Stretch each point's spread s to sqrt(kappa_l^2 s^2 + share_l^2 season^2), `season` (B, L, C, *space).
+
+    The mean stays, and who of the members is higher than who. The variance of a forecast that has lost its skill
+    becomes that of the season.
+    """
+    if len(members) < 2:
+        return members
+    mean, variance = members.mean(0, keepdim=True), members.var(0, keepdim=True)
+    wanted = _per_lead(kappas, members).square() * variance + _per_lead(shares, members).square() * season.square()
+    factor = torch.where(variance > 0, wanted / variance, 0).sqrt()  # where all members agree, they go on agreeing
+    return mean + factor * (members - mean)
+
+
 def damp(members: Tensor, dampings: Sequence[float], expected: Tensor) -> Tensor:
     """Move the mean ybar to e + d_l (ybar - e) at lead time l, where `expected` e is (B, L, C, *space).
 

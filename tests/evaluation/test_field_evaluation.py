@@ -291,9 +291,12 @@ def test_calibration_damps_a_model_that_trusts_states_without_memory() -> None:
 
     assert error() > 1.7 * season
     options = CalibrationOptions(steps=[1], num_windows=8, num_leads=3, max_evaluations=0, num_members=8)
-    found = calibrate_field(pipeline, data, options)
+    found = calibrate_field(pipeline, data, options, train=data)
     assert pipeline.config.lead_dampings == found["lead_dampings"]
     assert error() < 1.1 * season
+    assert pipeline.config.lead_season_shares == found["lead_season_shares"]
+    calibrated = pipeline(history, 3, time=times, num_members=8)
+    assert float(calibrated.spread.square().mean().sqrt()) == pytest.approx(math.sqrt(season), rel=0.25)
 
 
 def test_the_colour_is_fitted_to_other_windows_than_score_it() -> None:

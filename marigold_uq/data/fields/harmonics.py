@@ -1,5 +1,7 @@
 """The mean state as a function of the hour and the season: a few waves per grid point, fitted to the training part."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -25,10 +27,11 @@ def harmonic_basis(seconds: Floats | Tensor) -> Tensor:
     return torch.stack([torch.ones_like(time), *annual, *daily, *products], 1)
 
 
-def fit_harmonics(train: FieldSequences) -> Tensor:
+def fit_harmonics(train: FieldSequences, of: Callable[[Tensor, Tensor], Tensor] | None = None) -> Tensor:
     """Coefficients (C, NUM_WAVES, *space), float64, by least squares over all training states; one pass.
 
-    Less than a year of data does not know the other seasons: the waves of the year then get the coefficient 0.
+    `of` makes something else of the states (n, C, *space) at times (n,), and the waves are fitted to that. Less than a
+    year of data does not know the other seasons: the waves of the year then get the coefficient 0.
     """
     if not train.calendar:
         raise FieldDataError(f"{train.source}: a seasonal mean needs times that are dates")
@@ -44,6 +47,8 @@ def fit_harmonics(train: FieldSequences) -> Tensor:
         for start in range(0, len(times), BLOCK):
             stop = min(len(times), start + BLOCK)
             states = train.read(sequence, start, stop).double()  # (n, C, *space)
+            if of is not None:
+                states = of(states, torch.as_tensor(np.asarray(times[start:stop])))
             waves = known * harmonic_basis(np.asarray(times[start:stop]))
             gram += waves.T @ waves
             part = waves.T @ states.flatten(1)  # (waves, C space)

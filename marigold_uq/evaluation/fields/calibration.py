@@ -5,7 +5,7 @@ best kappa of each lead time, averaged over lead times. One step ahead would not
 and whether members are as smooth as the truth shows only once they are fed back. tau is searched for the winner alone.
 The winner and its kappas, smoothed over lead times, are stored in the pipeline. Where the model knows the season, the
 mean forecast of each lead time is first damped towards the season's mean, by least squares; there every candidate with
-kappas has its dampings too.
+kappas has its dampings too, and with the training part at hand the stored spread also gets a share of the season's own.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.optimize import minimize
 from torch import Tensor
 from torch.utils.data import default_collate
 
@@ -28,9 +30,11 @@ from marigold_uq.denoising import predict_noise
 from marigold_uq.distributions import GaussianDistribution
 from marigold_uq.evaluation.fields.forecasters import PipelineForecaster, Precision
 from marigold_uq.evaluation.fields.scores import spread_windows
+from marigold_uq.metrics import crps
 from marigold_uq.models.noise_color import NoiseColor
+from marigold_uq.models.season_spread import SeasonSpread
 from marigold_uq.pipelines.field import FieldForecastPipeline
-from marigold_uq.pipelines.field_output import damp, stretch
+from marigold_uq.pipelines.field_output import blend, damp, stretch
 
 COLOR_WINDOWS = 4
 """Windows behind the colour for each that scores it."""
@@ -38,6 +42,8 @@ SMOOTHED = 2
 """Lead times on each side that a kappa or a damping is averaged with."""
 LEAST_DAMPING = 0.02
 """Smallest share of the forecast that is kept."""
+LEAST_KAPPA = 1e-3
+"""Smallest kappa beside a share of the season's spread."""
 
 
 @dataclass(frozen=True)
@@ -115,11 +121,15 @@ def calibrate_field(
     validation: FieldSequences,
     options: CalibrationOptions,
     *,
+    train: FieldSequences | None = None,
     target_hours: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """Compare the candidates, store the best in the pipeline, and return all of them as plain numbers."""
+    """Compare the candidates, store the best in the pipeline, and return all of them as plain numbers.
+
+    `train` is what the model was trained with; a model that knows the season learns from it how wide the season is.
+    """
     pipeline.set_calibration(Calibration())
-    pipeline.register_modules(noise_color=None)
+    pipeline.register_modules(noise_color=None, season_spread=None)
     config = pipeline.encoder.config
     leads = options.num_leads if list(config.targets) == list(config.variables) else 1
     windows = Transitions(validation, num_history=config.num_history, num_leads=leads, target_hours=target_hours)
@@ -140,13 +150,21 @@ def calibrate_field(
     members = _members(pipeline, rollouts, options, best.steps, options.num_members)
     expected = rollouts.expected
     dampings = None if expected is None else smooth(best_dampings(members, rollouts.target, expected))
-    kappas = smooth(_best_kappas(_damped(members, dampings, rollouts), rollouts.target)[0])
-    pipeline.set_calibration(chosen, kappas, dampings)
+    members = _damped(members, dampings, rollouts)
+    shares = None
+    if train is None or not config.seasonal:
+        kappas = smooth(_best_kappas(members, rollouts.target)[0])
+    else:
+        pipeline.register_modules(season_spread=SeasonSpread.fit(pipeline.encoder, train).to(pipeline.device))
+        season = pipeline.season_deviations(np.asarray(rollouts.batch["time"]), leads)
+        kappas, shares = best_blends(members, rollouts.target, season)
+    pipeline.set_calibration(chosen, kappas, dampings, shares)
     return {
         "candidates": [vars(one) for one in candidates],
         "best": vars(best),
         "lead_kappas": kappas,
         "lead_dampings": dampings,
+        "lead_season_shares": shares,
     }
 
 
@@ -172,11 +190,15 @@ def _rollouts(pipeline: FieldForecastPipeline, windows: Transitions, ids: list[i
 
 def smooth(factors: Sequence[float]) -> list[float]:
     """Geometric means with neighbouring lead times; as many before as after, so the first keeps its own."""
-    logs, found = [math.log(factor) for factor in factors], []
-    for lead in range(len(logs)):
+    return [math.exp(value) for value in _near_means([math.log(factor) for factor in factors])]
+
+
+def _near_means(values: Sequence[float]) -> list[float]:
+    found = []
+    for lead in range(len(values)):
         reach = min(SMOOTHED, lead)
-        near = logs[lead - reach : lead + reach + 1]
-        found.append(math.exp(math.fsum(near) / len(near)))
+        near = values[lead - reach : lead + reach + 1]
+        found.append(math.fsum(near) / len(near))
     return found
 
 
@@ -279,6 +301,38 @@ def _best_kappas(members: Tensor, target: Tensor) -> tuple[tuple[float, ...], fl
         math.fsum(one.score for one in choices) / count,
         math.fsum(one.score_before for one in choices) / count,
     )
+
+
+def best_blends(members: Tensor, target: Tensor, season: Tensor) -> tuple[list[float], list[float]]:
+    """Kappas and shares of the season's deviation (B, L, C, *space) with the best CRPS of each lead time.
+
+    Their squares, which add up to a variance, are averaged with neighbouring lead times.
+    """
+    found = []
+    for lead in range(target.shape[1]):
+        here = members[:, :, lead : lead + 1], target[:, lead], season[:, lead : lead + 1]
+        found.append(_best_blend(*here))
+    columns = zip(*found, strict=True)
+    kappas, shares = ([math.sqrt(v) for v in _near_means([one**2 for one in column])] for column in columns)
+    return [max(kappa, LEAST_KAPPA) for kappa in kappas], shares
+
+
+def _best_blend(members: Tensor, target: Tensor, season: Tensor) -> tuple[float, float]:
+    """One lead time: members (M, B, 1, C, *space), target (B, C, *space), season (B, 1, C, *space)."""
+
+    def score(point: NDArray[np.float64]) -> float:
+        kappa, share = np.abs(point).tolist()
+        return float(crps(blend(members, [kappa], [share], season)[:, :, 0], target).mean())
+
+    alone = choose_kappa(members[:, :, 0], target).kappa
+    result = minimize(
+        score,
+        [0.8 * alone, 0.4],
+        method="Nelder-Mead",
+        options={"xatol": 0.01, "fatol": 1e-4 * score(np.array([alone, 0.0])), "maxfev": 60},
+    )
+    kappa, share = np.abs(result.x).tolist()
+    return kappa, share
 
 
 @contextmanager

@@ -151,7 +151,11 @@ class ModelRun:
         split = open_split(config.data)
         pipeline = load_quietly(self.folder / "model")
         found = calibrate_field(
-            pipeline, split.validation, self.task.calibration, target_hours=target_hours(config.data)
+            pipeline,
+            split.validation,
+            self.task.calibration,
+            train=split.train,
+            target_hours=target_hours(config.data),
         )
         write_json(self.folder / "calibration.json", {**found, "settings": settings})
         with replacing_folder(self.folder / "calibrated") as temporary:

@@ -1,0 +1,86 @@
+"""What is calibrated of the season: its spread, learnt from the training part, blended with that of the members."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_field import tiny_pipeline, tiny_weather
+from weather_records import record
+
+from marigold_uq.calibration import Calibration
+from marigold_uq.data.fields import WeatherSequences
+from marigold_uq.evaluation.fields.calibration import best_blends
+from marigold_uq.models.season_spread import SeasonSpread
+from marigold_uq.pipelines.field import FieldForecastPipeline
+from marigold_uq.pipelines.field_output import FieldForecast, blend
+
+
+def forecast(pipeline: FieldForecastPipeline, data: WeatherSequences, date: str) -> FieldForecast:
+    time = np.datetime64(date, "s").astype(np.float64)
+    place = int(np.searchsorted(data.times(0), time))
+    states = data.read(0, place - 1, place + 1).unsqueeze(0)
+    generator = torch.Generator().manual_seed(3)
+    return pipeline(states, 2, time=time, num_members=20, generator=generator, output_type="pt")
+
+
+def seasonal_record() -> WeatherSequences:
+    """Two years of pure noise around 280 K: deviation 4 K in January, 1 K in July, twice that in the first row."""
+    states = record(2 * 4 * 365)
+    year = np.cos(2 * np.pi * np.arange(2 * 4 * 365) / (4 * 365.2425))[:, None, None]
+    deviation = np.sqrt(8.5 + 7.5 * year) * np.array([2, 1, 1, 1, 1])[:, None]
+    noise = np.random.default_rng(0).standard_normal(states["2m_temperature"].shape)
+    states["2m_temperature"] = states["2m_temperature"] * 0 + 280 + deviation * noise
+    return WeatherSequences(states.astype(np.float32), ("2m_temperature",))
+
+
+def test_the_seasons_spread_is_learnt_and_what_a_forecast_without_skill_is_left_with(tmp_path: Path) -> None:
+    data = seasonal_record()
+    pipeline = tiny_pipeline("gaussian", data, seasonal=True)
+    pipeline.register_modules(season_spread=SeasonSpread.fit(pipeline.encoder, data))
+    pipeline.set_calibration(Calibration(), [2.0, 0.5], [1.0, 0.0], [0.0, 1.0])
+    pipeline.save_pretrained(tmp_path / "model")
+    loaded = FieldForecastPipeline.from_pretrained(tmp_path / "model")
+    spreads = {}
+    for month in ("2014-01-01", "2014-07-01"):
+        before, after = (forecast(one, data, month) for one in (tiny_pipeline("gaussian", data, seasonal=True), loaded))
+        torch.testing.assert_close(after.spread[:, 0], 2 * before.spread[:, 0], rtol=1e-3, atol=1e-3)
+        season = loaded.season_deviations(after.init_times, 2)[:, 1]
+        torch.testing.assert_close(
+            after.spread[:, 1], (0.25 * before.spread[:, 1].square() + season.square()).sqrt(), rtol=1e-3, atol=1e-3
+        )
+        order = [output.members[:, 0, 1].argsort(0) for output in (before, after)]
+        torch.testing.assert_close(order[0], order[1])  # who is higher than who
+        spreads[month] = season[0, 0].mean(-1)
+    # 60 days around a date: the error of a deviation from some hundred numbers per row is a few percent
+    expected = torch.tensor([2.0, 1, 1, 1, 1])
+    torch.testing.assert_close(spreads["2014-01-01"], 4 * expected, rtol=0.1, atol=0)
+    torch.testing.assert_close(spreads["2014-07-01"], expected, rtol=0.25, atol=0)
+
+
+def test_shares_of_the_seasons_spread_need_it_and_are_not_negative() -> None:
+    with pytest.raises(ValueError, match="season_spread"):
+        tiny_weather().set_calibration(Calibration(), None, None, [0.5])
+    with pytest.raises(ValueError, match="not negative"):
+        tiny_weather().set_calibration(Calibration(), None, None, [-0.5])
+    with pytest.raises(ValueError, match="no module season_spread"):
+        tiny_weather().season_deviations(np.zeros(1), 1)
+
+
+def test_members_that_agree_go_on_agreeing() -> None:
+    members = torch.ones(3, 1, 1, 1, 4)
+    torch.testing.assert_close(blend(members, [2.0], [1.0], torch.ones(1, 1, 1, 4)), members)
+    torch.testing.assert_close(blend(members[:1], [2.0], [1.0], torch.ones(1, 1, 1, 4)), members[:1])  # one is no law
+
+
+def test_the_best_blend_is_found_where_it_is_known() -> None:
+    """Truth of variance k^2 s^2 + c^2 season^2 at each point, for an ensemble of spread s: (k, c) = (0.5, 0.8)."""
+    generator = torch.Generator().manual_seed(0)
+    spread, season = (0.5 + 3 * torch.rand(300, 1, 1, 24, generator=generator) for _ in range(2))
+    members = spread * torch.randn(60, 300, 1, 1, 24, generator=generator)
+    members = members - members.mean(0)
+    deviation = (0.25 * spread.square() + 0.64 * season.square()).sqrt()
+    target = deviation * torch.randn(300, 1, 1, 24, generator=generator)
+    (kappa,), (share,) = best_blends(members, target, season)
+    assert kappa == pytest.approx(0.5, abs=0.08)
+    assert share == pytest.approx(0.8, abs=0.05)
