@@ -16,7 +16,7 @@ from marigold_uq.denoising import Denoiser
 from marigold_uq.models.field_encoder import FieldEncoder
 from marigold_uq.models.field_head import raw_output
 from marigold_uq.models.noise_color import ColoredSteps, NoiseColor
-from marigold_uq.models.season_spread import SeasonSpread
+from marigold_uq.models.season import Season
 from marigold_uq.models.unet_1d import UNet1d
 from marigold_uq.models.unet_2d import UNet2d
 from marigold_uq.pipelines.field_output import FieldForecast, blend, damp, stretch
@@ -39,7 +39,8 @@ class FieldForecastPipeline(PublishablePipeline):
         scheduler: Family, schedule, tau.
         encoder: Statistics, grid, condition.
         noise_color: Spectrum of the noise (family "gaussian" only); None draws white noise.
-        season_spread: How far states usually are from the season's mean; needed by `lead_season_shares`.
+        season: What is usual at a time of the year, for `lead_dampings` and `lead_season_shares`; without it dampings
+            take the encoder's seasonal mean.
         default_num_inference_steps: Steps where neither the call nor the calibration says; None takes all timesteps.
         calibration: `marigold_uq.calibration.Calibration` as a dict; its tau lives in the scheduler.
         lead_kappas: Instead of the calibration's one kappa, one per lead time; the last holds for later ones.
@@ -50,12 +51,12 @@ class FieldForecastPipeline(PublishablePipeline):
     """
 
     model_cpu_offload_seq = "encoder->unet"
-    _optional_components = ["noise_color", "season_spread"]  # noqa: RUF012, diffusers reads a list
+    _optional_components = ["noise_color", "season"]  # noqa: RUF012, diffusers reads a list
     unet: UNet1d | UNet2d
     scheduler: DistributionalDDIMScheduler
     encoder: FieldEncoder
     noise_color: NoiseColor | None
-    season_spread: SeasonSpread | None
+    season: Season | None
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class FieldForecastPipeline(PublishablePipeline):
         scheduler: DistributionalDDIMScheduler,
         encoder: FieldEncoder,
         noise_color: NoiseColor | None = None,
-        season_spread: SeasonSpread | None = None,
+        season: Season | None = None,
         default_num_inference_steps: int | None = None,
         calibration: dict[str, Any] | None = None,
         lead_kappas: list[float] | None = None,
@@ -71,9 +72,7 @@ class FieldForecastPipeline(PublishablePipeline):
         lead_season_shares: list[float] | None = None,
     ) -> None:
         super().__init__()
-        self.register_modules(
-            unet=unet, scheduler=scheduler, encoder=encoder, noise_color=noise_color, season_spread=season_spread
-        )
+        self.register_modules(unet=unet, scheduler=scheduler, encoder=encoder, noise_color=noise_color, season=season)
         self.register_to_config(
             default_num_inference_steps=default_num_inference_steps,
             calibration=calibration,
@@ -108,8 +107,8 @@ class FieldForecastPipeline(PublishablePipeline):
         if lead_season_shares is not None:
             if not lead_season_shares or min(lead_season_shares) < 0:
                 raise ValueError(f"lead_season_shares are not negative, one per lead time; got {lead_season_shares}")
-            if self.season_spread is None:
-                raise ValueError("lead_season_shares need the module season_spread, which this pipeline has not")
+            if self.season is None:
+                raise ValueError("lead_season_shares need the module season, which this pipeline has not")
         store_calibration(self, calibration)
         self.register_to_config(
             lead_kappas=None if lead_kappas is None else [float(k) for k in lead_kappas],
@@ -195,14 +194,18 @@ class FieldForecastPipeline(PublishablePipeline):
 
     def expected_states(self, time: np.ndarray | None, num_leads: int) -> Tensor:
         """The targets' seasonal means (B, L, C, *space) at the lead times after times (B,), on the CPU."""
-        means = self.encoder.select_targets(self.encoder.seasonal_mean(self._coming_times(time, num_leads)))
+        coming = self._coming_times(time, num_leads)
+        if self.season is None:
+            means = self.encoder.select_targets(self.encoder.seasonal_mean(coming))
+        else:
+            means = self.season.mean(coming)
         return means.unflatten(0, (-1, num_leads)).cpu()
 
     def season_deviations(self, time: np.ndarray | None, num_leads: int) -> Tensor:
         """The targets' standard deviations around those means, (B, L, C, *space), on the CPU."""
-        if self.season_spread is None:
-            raise ValueError("this pipeline has no module season_spread")
-        return self.season_spread(self._coming_times(time, num_leads)).unflatten(0, (-1, num_leads)).cpu()
+        if self.season is None:
+            raise ValueError("this pipeline has no module season")
+        return self.season.deviation(self._coming_times(time, num_leads)).unflatten(0, (-1, num_leads)).cpu()
 
     def _coming_times(self, time: np.ndarray | None, num_leads: int) -> Tensor:
         """(B x L,), all lead times of the first forecast first."""

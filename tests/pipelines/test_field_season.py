@@ -10,8 +10,9 @@ from weather_records import record
 
 from marigold_uq.calibration import Calibration
 from marigold_uq.data.fields import WeatherSequences
+from marigold_uq.data.fields.harmonics import YEAR, choose_num_annual
 from marigold_uq.evaluation.fields.calibration import best_blends
-from marigold_uq.models.season_spread import SeasonSpread
+from marigold_uq.models.season import Season
 from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.pipelines.field_output import FieldForecast, blend
 
@@ -37,7 +38,7 @@ def seasonal_record() -> WeatherSequences:
 def test_the_seasons_spread_is_learnt_and_what_a_forecast_without_skill_is_left_with(tmp_path: Path) -> None:
     data = seasonal_record()
     pipeline = tiny_pipeline("gaussian", data, seasonal=True)
-    pipeline.register_modules(season_spread=SeasonSpread.fit(pipeline.encoder, data))
+    pipeline.register_modules(season=Season.fit(pipeline.encoder, data))
     pipeline.set_calibration(Calibration(), [2.0, 0.5], [1.0, 0.0], [0.0, 1.0])
     pipeline.save_pretrained(tmp_path / "model")
     loaded = FieldForecastPipeline.from_pretrained(tmp_path / "model")
@@ -58,12 +59,29 @@ def test_the_seasons_spread_is_learnt_and_what_a_forecast_without_skill_is_left_
     torch.testing.assert_close(spreads["2014-07-01"], expected, rtol=0.25, atol=0)
 
 
+def test_as_many_harmonics_of_the_year_as_the_record_supports() -> None:
+    """A second harmonic in the record is found; in noise around one wave it would be noise."""
+    for second, expected in ((3.0, 2), (0.0, 1)):
+        states = record(2 * 4 * 365)
+        year = 2 * np.pi * (states["time"].values.astype("datetime64[s]").astype(np.float64) / YEAR)
+        mean = 280 + 10 * np.sin(year) + second * np.cos(2 * year)
+        noise = np.random.default_rng(0).standard_normal(states["2m_temperature"].shape)
+        states["2m_temperature"] = states["2m_temperature"] * 0 + mean[:, None, None] + 2 * noise
+        data = WeatherSequences(states.astype(np.float32), ("2m_temperature",))
+        assert choose_num_annual(data) == expected
+        pipeline = tiny_pipeline("gaussian", data, seasonal=True)
+        season = Season.fit(pipeline.encoder, data)
+        error = season.mean(torch.from_numpy(np.asarray(data.times(0))))[:, 0] - torch.from_numpy(mean[:, None, None])
+        assert float(error.square().mean().sqrt()) < 0.15  # 2 K of noise, 9 waves of 2920 numbers: 0.11
+    assert choose_num_annual(WeatherSequences(record(100).astype(np.float32), ("2m_temperature",))) == 1
+
+
 def test_shares_of_the_seasons_spread_need_it_and_are_not_negative() -> None:
-    with pytest.raises(ValueError, match="season_spread"):
+    with pytest.raises(ValueError, match="module season"):
         tiny_weather().set_calibration(Calibration(), None, None, [0.5])
     with pytest.raises(ValueError, match="not negative"):
         tiny_weather().set_calibration(Calibration(), None, None, [-0.5])
-    with pytest.raises(ValueError, match="no module season_spread"):
+    with pytest.raises(ValueError, match="no module season"):
         tiny_weather().season_deviations(np.zeros(1), 1)
 
 

@@ -32,7 +32,7 @@ from marigold_uq.evaluation.fields.forecasters import PipelineForecaster, Precis
 from marigold_uq.evaluation.fields.scores import spread_windows
 from marigold_uq.metrics import crps
 from marigold_uq.models.noise_color import NoiseColor
-from marigold_uq.models.season_spread import SeasonSpread
+from marigold_uq.models.season import Season
 from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.pipelines.field_output import blend, damp, stretch
 
@@ -126,11 +126,12 @@ def calibrate_field(
 ) -> dict[str, Any]:
     """Compare the candidates, store the best in the pipeline, and return all of them as plain numbers.
 
-    `train` is what the model was trained with; a model that knows the season learns from it how wide the season is.
+    `train` is what the model was trained with; a model that knows the season learns from it what else is usual then.
     """
     pipeline.set_calibration(Calibration())
-    pipeline.register_modules(noise_color=None, season_spread=None)
     config = pipeline.encoder.config
+    season = None if train is None or not config.seasonal else Season.fit(pipeline.encoder, train).to(pipeline.device)
+    pipeline.register_modules(noise_color=None, season=season)
     leads = options.num_leads if list(config.targets) == list(config.variables) else 1
     windows = Transitions(validation, num_history=config.num_history, num_leads=leads, target_hours=target_hours)
     scored, fitted, others = alternate_windows(options.num_windows, options.fit_windows, len(windows))
@@ -152,12 +153,11 @@ def calibrate_field(
     dampings = None if expected is None else smooth(best_dampings(members, rollouts.target, expected))
     members = _damped(members, dampings, rollouts)
     shares = None
-    if train is None or not config.seasonal:
+    if season is None:
         kappas = smooth(_best_kappas(members, rollouts.target)[0])
     else:
-        pipeline.register_modules(season_spread=SeasonSpread.fit(pipeline.encoder, train).to(pipeline.device))
-        season = pipeline.season_deviations(np.asarray(rollouts.batch["time"]), leads)
-        kappas, shares = best_blends(members, rollouts.target, season)
+        usual = pipeline.season_deviations(np.asarray(rollouts.batch["time"]), leads)
+        kappas, shares = best_blends(members, rollouts.target, usual)
     pipeline.set_calibration(chosen, kappas, dampings, shares)
     return {
         "candidates": [vars(one) for one in candidates],
