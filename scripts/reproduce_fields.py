@@ -59,7 +59,6 @@ def build_tasks(data: Path, air: str, air_precision: Precision = "no") -> dict[s
     weather = CalibrationOptions(
         steps=[1, 2],
         num_windows=16,
-        fit_windows=32,
         max_evaluations=4,
         num_leads=20,
         mixed_precision=air_precision,

@@ -308,9 +308,10 @@ def test_the_colour_is_fitted_to_other_windows_than_score_it() -> None:
         assert len(fitted) == pytest.approx(min(64, available // 2), rel=0.2)
 
 
-def test_kappas_are_smoothed_over_lead_times_but_the_first() -> None:
+def test_kappas_are_smoothed_over_lead_times_but_the_first_and_the_last() -> None:
     assert smooth([2.0]) == pytest.approx([2.0])
-    assert smooth([1.0, 2.0, 4.0, 8.0]) == pytest.approx([1.0, 2.0, 2**1.5, 4.0])
+    assert smooth([1.0, 2.0, 4.0, 8.0]) == pytest.approx([1.0, 2.0, 4.0, 8.0])  # geometric growth stays
+    assert smooth([1.0, 4.0, 1.0, 1.0]) == pytest.approx([1.0, 4 ** (1 / 3), 4 ** (1 / 3), 1.0])
 
 
 def test_correlations_are_those_of_the_covariance() -> None:

@@ -189,14 +189,14 @@ def _rollouts(pipeline: FieldForecastPipeline, windows: Transitions, ids: list[i
 
 
 def smooth(factors: Sequence[float]) -> list[float]:
-    """Geometric means with neighbouring lead times; as many before as after, so the first keeps its own."""
+    """Geometric means with neighbouring lead times; as many before as after, so the first and last keep their own."""
     return [math.exp(value) for value in _near_means([math.log(factor) for factor in factors])]
 
 
 def _near_means(values: Sequence[float]) -> list[float]:
     found = []
     for lead in range(len(values)):
-        reach = min(SMOOTHED, lead)
+        reach = min(SMOOTHED, lead, len(values) - 1 - lead)
         near = values[lead - reach : lead + reach + 1]
         found.append(math.fsum(near) / len(near))
     return found
