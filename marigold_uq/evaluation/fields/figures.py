@@ -150,7 +150,7 @@ def parameter_curves(
     curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, xlabel: str, ylabel: str, logarithmic: bool = True
 ) -> Figure:
     """Label -> (parameter, score): tau curves, or CRPS against the number of steps."""
-    figure = Figure(figsize=(5.2, 3.6), layout="constrained")
+    figure = Figure(figsize=(6.8, 3.6), layout="constrained")
     axes = figure.subplots()
     _clean(axes)
     for place, (label, (x, y)) in enumerate(curves.items()):
@@ -161,7 +161,7 @@ def parameter_curves(
         _plain_numbers(axes.xaxis)
     axes.set(xlabel=xlabel, ylabel=ylabel)
     if curves:
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
     return figure
 
 
