@@ -12,6 +12,7 @@ from marigold_uq.calibration import Calibration
 from marigold_uq.data.fields import WeatherSequences
 from marigold_uq.data.fields.harmonics import YEAR, choose_num_annual
 from marigold_uq.evaluation.fields.calibration import best_blends
+from marigold_uq.evaluation.fields.forecasters import PipelineForecaster
 from marigold_uq.models.season import Season
 from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.pipelines.field_output import FieldForecast, blend
@@ -74,6 +75,20 @@ def test_as_many_harmonics_of_the_year_as_the_record_supports() -> None:
         error = season.mean(torch.from_numpy(np.asarray(data.times(0))))[:, 0] - torch.from_numpy(mean[:, None, None])
         assert float(error.square().mean().sqrt()) < 0.15  # 2 K of noise, 9 waves of 2920 numbers: 0.11
     assert choose_num_annual(WeatherSequences(record(100).astype(np.float32), ("2m_temperature",))) == 1
+
+
+def test_mixed_precision_does_not_round_the_season() -> None:
+    """Bfloat16 has steps of 2 K at 280 K: a forecast that is all season must not know them."""
+    data = seasonal_record()
+    pipeline = tiny_pipeline("gaussian", data, seasonal=True)
+    pipeline.register_modules(season=Season.fit(pipeline.encoder, data))
+    pipeline.set_calibration(Calibration(), [1.0], [0.0])
+    batch = {"history": data.read(0, 7, 9).unsqueeze(0), "time": data.times(0)[8:9]}
+    forecaster = PipelineForecaster(pipeline, num_members=3, mixed_precision="bf16")
+    mean = forecaster.forecast(batch, [0], 2).mean(0)
+    expected = pipeline.expected_states(np.asarray(batch["time"]), 2)
+    torch.testing.assert_close(mean, expected, rtol=0, atol=1e-3)
+    assert "forward" not in vars(pipeline.unet)  # left as it was
 
 
 def test_shares_of_the_seasons_spread_need_it_and_are_not_negative() -> None:

@@ -324,13 +324,18 @@ def _best_blend(members: Tensor, target: Tensor, season: Tensor) -> tuple[float,
         kappa, share = np.abs(point).tolist()
         return float(crps(blend(members, [kappa], [share], season)[:, :, 0], target).mean())
 
-    alone = choose_kappa(members[:, :, 0], target).kappa
+    with warnings.catch_warnings():  # a kappa at a bound shows
+        warnings.simplefilter("ignore", UserWarning)
+        alone = choose_kappa(members[:, :, 0], target).kappa
+    without = score(np.array([alone, 0.0]))
     result = minimize(
         score,
         [0.8 * alone, 0.4],
         method="Nelder-Mead",
-        options={"xatol": 0.01, "fatol": 1e-4 * score(np.array([alone, 0.0])), "maxfev": 60},
+        options={"xatol": 0.01, "fatol": 1e-4 * without, "maxfev": 60},
     )
+    if result.fun >= without:
+        return alone, 0.0
     kappa, share = np.abs(result.x).tolist()
     return kappa, share
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from marigold_uq.data.fields import FieldDataError, FieldSequences
 from marigold_uq.data.fields.harmonics import DAY, YEAR
@@ -50,7 +51,7 @@ class PipelineForecaster:
     def forecast(self, batch: dict[str, Any], ids: Sequence[int], num_leads: int) -> Tensor:
         """Members of the model; each window and member has its own seed."""
         seeds = [member_seed(self.seed, index, m) for index in ids for m in range(self.num_members)]
-        with torch.autocast(self.pipeline.device.type, self.autocast, enabled=self.autocast is not None):
+        with nullcontext() if self.autocast is None else rounded_forward(self.pipeline.unet, self.autocast):
             forecast = self.pipeline(
                 batch["history"],
                 num_leads,
@@ -62,6 +63,25 @@ class PipelineForecaster:
                 output_type="pt",
             )
         return forecast.members
+
+
+@contextmanager
+def rounded_forward(network: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """Within the block the network computes in `dtype` and answers in float32; nothing around it is rounded.
+
+    Autocast around the whole pipeline would also round the season's mean: bfloat16 knows 280 and 282 K only.
+    """
+    plain = network.forward
+
+    def rounded(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        with torch.autocast(x.device.type, dtype):
+            return plain(x, *args, **kwargs).float()
+
+    network.forward = rounded
+    try:
+        yield
+    finally:
+        del network.forward
 
 
 class Persistence:
