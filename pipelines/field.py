@@ -20,7 +20,7 @@ from marigold_uq.models.season import Season
 from marigold_uq.models.unet_1d import UNet1d
 from marigold_uq.models.unet_2d import UNet2d
 from marigold_uq.pipelines.field_output import FieldForecast, blend, damp, stretch
-from marigold_uq.pipelines.field_states import InitialStates, read_states
+from marigold_uq.pipelines.field_states import InitialStates, as_seconds, read_states
 from marigold_uq.pipelines.publishing import PublishablePipeline
 from marigold_uq.randomness import Generators, base_seed, member_generators
 from marigold_uq.sampling import StepObserver, initial_noise, reverse_diffusion
@@ -180,19 +180,22 @@ class FieldForecastPipeline(PublishablePipeline):
         wanted = output_type or ("xarray" if start.from_xarray else "pt")
         return forecast.to_xarray() if wanted == "xarray" else forecast
 
-    def calibrate_members(self, members: Tensor, time: np.ndarray | None) -> Tensor:
-        """Members (M, B, L, C, *space), B forecasts from times (B,), with the calibrated mean and spread.
+    def calibrate_members(self, members: Tensor, time: ArrayLike | None) -> Tensor:
+        """Members (M, B, L, C, *space) of B forecasts with the calibrated mean and spread.
 
-        `__call__` has done it; it is for ensembles that were made member by member.
+        `__call__` has done it; it is for ensembles that were made member by member. The first of the L lead times is
+        one step after `time` (B,), dates or seconds since 1970: the initial state is not among them.
         """
         num_leads = members.shape[2]
         if self.config.lead_dampings:
-            members = damp(members, self.config.lead_dampings, self.expected_states(time, num_leads))
+            expected = self.expected_states(time, num_leads).to(members)
+            members = damp(members, self.config.lead_dampings, expected)
         if not self.config.lead_season_shares:
             return stretch(members, self.kappas)
-        return blend(members, self.kappas, self.config.lead_season_shares, self.season_deviations(time, num_leads))
+        season = self.season_deviations(time, num_leads).to(members)
+        return blend(members, self.kappas, self.config.lead_season_shares, season)
 
-    def expected_states(self, time: np.ndarray | None, num_leads: int) -> Tensor:
+    def expected_states(self, time: ArrayLike | None, num_leads: int) -> Tensor:
         """The targets' seasonal means (B, L, C, *space) at the lead times after times (B,), on the CPU."""
         coming = self._coming_times(time, num_leads)
         if self.season is None:
@@ -201,18 +204,18 @@ class FieldForecastPipeline(PublishablePipeline):
             means = self.season.mean(coming)
         return means.unflatten(0, (-1, num_leads)).cpu()
 
-    def season_deviations(self, time: np.ndarray | None, num_leads: int) -> Tensor:
+    def season_deviations(self, time: ArrayLike | None, num_leads: int) -> Tensor:
         """The targets' standard deviations around those means, (B, L, C, *space), on the CPU."""
         if self.season is None:
             raise ValueError("this pipeline has no module season")
         return self.season.deviation(self._coming_times(time, num_leads)).unflatten(0, (-1, num_leads)).cpu()
 
-    def _coming_times(self, time: np.ndarray | None, num_leads: int) -> Tensor:
+    def _coming_times(self, time: ArrayLike | None, num_leads: int) -> Tensor:
         """(B x L,), all lead times of the first forecast first."""
         if time is None:
             raise ValueError("the season's mean and spread need the time of the last state")
         lead_times = self.encoder.config.time_step * np.arange(1, num_leads + 1)
-        return torch.from_numpy(np.add.outer(np.asarray(time, np.float64), lead_times)).flatten()
+        return torch.from_numpy(np.add.outer(as_seconds(time), lead_times)).flatten()
 
     def _check_call(self, num_leads: int, num_members: int, max_batch_size: int) -> None:
         if num_leads < 1 or num_members < 1 or max_batch_size < 1:

@@ -57,7 +57,7 @@ class Earth2StudioPrognostic:
             warnings.warn(
                 f"members come one by one, so what was calibrated for whole ensembles is not applied (kappas "
                 f"{pipeline.kappas}, dampings {dampings}, shares of the season's spread {shares}): give the finished "
-                "ensemble to pipeline.calibrate_members",
+                "ensemble, without its initial state, to pipeline.calibrate_members",
                 stacklevel=2,
             )
         self.pipeline, self.seed, self.num_inference_steps = pipeline, seed, num_inference_steps

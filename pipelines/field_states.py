@@ -48,13 +48,19 @@ def _times(time: ArrayLike | None, batch: int, encoder: FieldEncoder) -> Floats 
         if encoder.needs_time:
             raise ValueError("this model knows the time: give `time`, the date of the last state of each forecast")
         return None
-    values = np.atleast_1d(np.asarray(time))
-    if np.issubdtype(values.dtype, np.datetime64) or values.dtype.kind in "UO":
-        values = values.astype("datetime64[s]").astype(np.float64)
+    values = as_seconds(time)
     values = np.broadcast_to(values.astype(np.float64), (batch,)) if len(values) == 1 else values.astype(np.float64)
     if values.shape != (batch,):
         raise ValueError(f"time has one entry per forecast, {batch}; got {values.shape}")
     return values
+
+
+def as_seconds(time: ArrayLike) -> Floats:
+    """Times (n,) as float64; dates of any unit, or as text, become seconds since 1970."""
+    values = np.atleast_1d(np.asarray(time))
+    if np.issubdtype(values.dtype, np.datetime64) or values.dtype.kind in "UO":
+        values = values.astype("datetime64[s]")
+    return values.astype(np.float64)
 
 
 def _from_xarray(state: Any, encoder: FieldEncoder) -> InitialStates:

@@ -77,6 +77,18 @@ def test_as_many_harmonics_of_the_year_as_the_record_supports() -> None:
     assert choose_num_annual(WeatherSequences(record(100).astype(np.float32), ("2m_temperature",))) == 1
 
 
+def test_an_ensemble_made_elsewhere_is_calibrated_afterwards() -> None:
+    data = seasonal_record()
+    plain = tiny_pipeline("gaussian", data, seasonal=True)
+    calibrated = tiny_pipeline("gaussian", data, seasonal=True)
+    calibrated.register_modules(season=Season.fit(plain.encoder, data))
+    calibrated.set_calibration(Calibration(), [2.0, 0.5], [1.0, 0.3], [0.0, 1.0])
+    members = forecast(plain, data, "2014-01-01").members
+    date = np.array(["2014-01-01"], "datetime64[ns]")  # of any unit
+    expected = forecast(calibrated, data, "2014-01-01").members
+    torch.testing.assert_close(calibrated.calibrate_members(members, date), expected, rtol=1e-5, atol=1e-3)
+
+
 def test_mixed_precision_does_not_round_the_season() -> None:
     """Bfloat16 has steps of 2 K at 280 K: a forecast that is all season must not know them."""
     data = seasonal_record()

@@ -80,7 +80,7 @@ def choose_num_annual(train: FieldSequences, of: Quantity | None = None, candida
 def _has_whole_year(train: FieldSequences) -> bool:
     if not train.calendar:
         raise FieldDataError(f"{train.source}: a seasonal mean needs times that are dates")
-    ends = [train.times(sequence)[[0, -1]] for sequence in range(train.num_sequences)]
+    ends = [train.times(sequence)[[0, -1]] for sequence in range(train.num_sequences)]  # weather has no gaps
     return max(last for _, last in ends) - min(first for first, _ in ends) + train.time_step >= WHOLE_YEAR
 
 
