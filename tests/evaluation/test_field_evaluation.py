@@ -399,6 +399,8 @@ def test_a_study_runs_all_its_stages_once_and_makes_its_tables_and_figures(data_
     own, base = (one["rollout"]["crps_of_windows"] for one in (scores["gaussian"][0], baseline))
     expected = np.mean([own[window][1] - base[window][1] for window in base])
     assert f"| {expected:.3g} ± " in paired
+    ratio = math.exp(np.mean([math.log(own[window][1] / base[window][1]) for window in base]))
+    assert f"| {ratio:.3g} ± " in paired
     summary = summary_table(collect(runs, "raw/metrics.json"), {"persistence": [baseline], **scores}, (1, 2))
     cells = [cell.strip() for cell in summary.splitlines()[3].split("|")]
     raw = collect(runs, "raw/metrics.json")["gaussian"][0]["one_step"]["crps"]["value"][0]

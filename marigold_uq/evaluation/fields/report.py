@@ -46,14 +46,16 @@ def study_table(
 
     Behind ± is half the range of the seeds, or the standard error over windows where there is one seed. For each of
     the `references`, rows of the table, there is a column with the CRPS minus that row's, window by window (both means
-    over seeds), and the standard error of the mean difference.
+    over seeds), and the standard error of the mean difference; and one with the geometric mean of their ratios, which a
+    few windows with large errors do not decide.
     """
     known = [name for name in references if name in rows]
-    titles = [*metrics, *(f"crps - {name}" for name in known)]
+    titles = [*metrics, *(f"crps {sign} {name}" for name in known for sign in ("-", "/"))]
     lines = ["| model | seeds | " + " | ".join(titles) + " |", "|---" * (2 + len(titles)) + "|"]
     for name, seeds in rows.items():
         cells = [_cell(seeds, part, metric, lead) for metric in metrics]
-        cells += ["" if name == other else _paired_cell(seeds, rows[other], part, lead) for other in known]
+        for other in known:
+            cells += ["", ""] if name == other else _paired_cells(seeds, rows[other], part, lead)
         lines.append(f"| {name} | {len(seeds)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -97,17 +99,23 @@ def _cell(seeds: Sequence[Mapping[str, Any]], part: str, metric: str, lead: int)
     return f"{math.fsum(known) / len(known):.4g}" + ("" if error is None else f" ± {error:.1g}")
 
 
-def _paired_cell(
+def _paired_cells(
     seeds: Sequence[Mapping[str, Any]], reference: Sequence[Mapping[str, Any]], part: str, lead: int
-) -> str:
-    """Mean over windows that all have of (mean CRPS of the seeds - that of the reference's), and its standard error."""
+) -> list[str]:
+    """Mean CRPS of the seeds against that of the reference's, over windows that all have: difference and ratio."""
     tables = [one.get(part, {}).get(PAIRED, {}) for one in (*reference, *seeds)]
     shared = sorted(set.intersection(*(set(table) for table in tables)))
     if len(shared) < 2 or lead > len(tables[0][shared[0]]):
-        return ""
+        return ["", ""]
     scores = [np.array([table[window][lead - 1] for window in shared]) for table in tables]
-    difference = np.mean(scores[len(reference) :], 0) - np.mean(scores[: len(reference)], 0)
-    return f"{difference.mean():.3g} ± {difference.std(ddof=1) / math.sqrt(len(shared)):.1g}"
+    own, base = np.mean(scores[len(reference) :], 0), np.mean(scores[: len(reference)], 0)
+    difference, root = own - base, math.sqrt(len(shared))
+    cells = [f"{difference.mean():.3g} ± {difference.std(ddof=1) / root:.1g}"]
+    if min(own.min(), base.min()) <= 0:  # the fair CRPS can be negative
+        return [*cells, ""]
+    logs = np.log(own / base)
+    ratio = math.exp(logs.mean())
+    return [*cells, f"{ratio:.3g} ± {ratio * logs.std(ddof=1) / root:.1g}"]
 
 
 def calibration_table(rows: Rows) -> str:
