@@ -105,7 +105,7 @@ class FieldForecastPipeline(PublishablePipeline):
             if not self.encoder.config.seasonal:
                 raise ValueError("lead_dampings pull towards the season's mean, which this model's encoder has not")
         if lead_season_shares is not None:
-            if not lead_season_shares or min(lead_season_shares) < 0:
+            if not lead_season_shares or not all(share >= 0 for share in lead_season_shares):
                 raise ValueError(f"lead_season_shares are not negative, one per lead time; got {lead_season_shares}")
             if self.season is None:
                 raise ValueError("lead_season_shares need the module season, which this pipeline has not")

@@ -108,6 +108,8 @@ def test_shares_of_the_seasons_spread_need_it_and_are_not_negative() -> None:
         tiny_weather().set_calibration(Calibration(), None, None, [0.5])
     with pytest.raises(ValueError, match="not negative"):
         tiny_weather().set_calibration(Calibration(), None, None, [-0.5])
+    with pytest.raises(ValueError, match="not negative"):
+        tiny_weather().set_calibration(Calibration(), None, None, [float("nan")])
     with pytest.raises(ValueError, match="no module season"):
         tiny_weather().season_deviations(np.zeros(1), 1)
 
