@@ -3,6 +3,9 @@
 python scripts/reproduce_fields.py --output runs/fields --air ../data/air_temperature.nc
 python scripts/reproduce_fields.py --output runs/fields --report        # tables and figures of what is there
 python scripts/reproduce_fields.py --output runs/fields --tasks ks --variants gaussian point --seeds 0
+
+A model that fails is named and left out, the others are made. The report is always of everything that is there.
+Exit code: 0 finished, 1 some model failed, 3 interrupted.
 """
 
 import argparse
@@ -24,6 +27,7 @@ from marigold_uq.evaluation.fields.report import (
     collect,
     correlation_figure,
     lead_time_figure,
+    member_figure,
     save_all,
     steps_figure,
     study_table,
@@ -37,17 +41,27 @@ from marigold_uq.export import atomic_path
 CONFIGS = Path(__file__).parents[1] / "configs" / "field"
 FAMILIES = [
     "point", "gaussian", "mixture", "low_rank_kernel", "low_rank_projected", "sample", "gaussian_log", "one_pass",
-    "point_uniform", "gaussian_uniform",
+    "point_uniform", "gaussian_uniform", "mixture_uniform",
 ]  # fmt: skip
 AIR = ["point", "gaussian", "mixture", "low_rank_kernel", "low_rank_projected", "sample", "one_pass"]
 JOINT = ["gaussian", "low_rank_kernel", "low_rank_projected", "cholesky_kernel", "cholesky_energy"]
-CURVES = ["point", "gaussian", "mixture", "low_rank_projected", "sample", "point_uniform", "gaussian_uniform"]
-PLAN = {"burgers": (FAMILIES, 2), "ks": (FAMILIES, 2), "air": (AIR, 1), "burgers_32": (JOINT, 1)}
+CURVES = [
+    "point", "gaussian", "mixture", "low_rank_kernel", "low_rank_projected", "sample",
+    "point_uniform", "gaussian_uniform", "mixture_uniform",
+]  # fmt: skip
+MEMBERS = ["point", "gaussian", "low_rank_kernel"]
+"""Models whose ranks and spectra are drawn."""
+PLAN = {"burgers": (FAMILIES, 2), "ks": (FAMILIES, 2), "air": (AIR, 1), "burgers_32": (JOINT, 2)}
 """Task -> its models and the number of seeds."""
 SHOWN_LEADS = {"burgers": (1, 5, 10), "ks": (1, 5, 10), "air": (1, 4, 8, 20), "burgers_32": (1, 10)}
 BASELINES = ("persistence", "climatology")
-REFERENCES = {"air": (*BASELINES, "point"), "burgers_32": ("gaussian",)}
-"""Task -> the rows that others are compared with, window by window; `point` elsewhere."""
+REFERENCES = {
+    "burgers": ("point", "point_uniform"),
+    "ks": ("point", "point_uniform"),
+    "air": (*BASELINES, "point"),
+    "burgers_32": ("gaussian",),
+}
+"""Task -> the rows that others are compared with, window by window."""
 NUM_TRAJECTORIES = 800
 PDE_SCORES = {"num_one_step": 192, "num_rollouts": 96, "num_leads": 10, "figures": False}
 AIR_SCORES = {"num_one_step": 144, "num_rollouts": 36, "num_leads": 20, "figures": False}
@@ -59,7 +73,7 @@ def build_tasks(data: Path, air: str, air_precision: Precision = "no") -> dict[s
     weather = CalibrationOptions(
         steps=[1, 2],
         num_windows=16,
-        max_evaluations=4,
+        taus=[0.1, 0.4, 2.0],
         num_leads=20,
         mixed_precision=air_precision,
     )
@@ -88,20 +102,24 @@ def _pde_task(
     return StudyTask(name, [*arguments, *extra], PDE_SCORES, calibration)
 
 
-def generate_data(folder: Path) -> None:
-    """Trajectories of both equations, where they are missing."""
+def generate_data(folder: Path, tasks: Sequence[str]) -> None:
+    """Trajectories of the equations of these tasks, where they are missing."""
     folder.mkdir(parents=True, exist_ok=True)
     burgers = Burgers(num_points=512, num_states=52, save_interval=0.02)
-    for equation, path, stride in (
-        (KuramotoSivashinsky(num_points=128), folder / "ks.h5", 1),
-        (burgers, folder / "burgers.h5", 4),
-    ):
-        if not path.exists():
+    for name, equation, stride in (("ks", KuramotoSivashinsky(num_points=128), 1), ("burgers", burgers, 4)):
+        path = folder / f"{name}.h5"
+        if any(task.startswith(name) for task in tasks) and not path.exists():
             generate(equation, path, NUM_TRAJECTORIES, point_stride=stride)
 
 
 def plan(args: argparse.Namespace, tasks: dict[str, StudyTask]) -> list[ModelRun]:
-    """All models, first seeds first, so that every table has a row early."""
+    """All models that were asked for, first seeds first, so that every table has a row early."""
+    known = {variant for name in args.tasks for variant in PLAN[name][0]}
+    unknown = [variant for variant in args.variants or [] if variant not in known]
+    if unknown:
+        raise ValueError(
+            f"no model {', '.join(unknown)} in {', '.join(args.tasks)}; there are {', '.join(sorted(known))}"
+        )
     runs = []
     for seed in range(max(seeds for _, seeds in PLAN.values())):
         for name in args.tasks:
@@ -121,15 +139,18 @@ def _shortened(max_steps: int | None) -> list[str]:
     return ["--training.max_steps", steps, "--training.optimizer.decay_steps", steps]
 
 
-def write_report(args: argparse.Namespace, runs: list[ModelRun]) -> None:
-    """results.md and figures/ from whatever is finished."""
-    parts = []
-    for name in args.tasks:
-        own = [run for run in runs if run.task.name == name]
-        parts += _task_tables(args.output, name, own)
-        _task_figures(args.output / "figures", name, own, _baselines(args.output / name) if name == "air" else {})
+def write_report(args: argparse.Namespace, tasks: dict[str, StudyTask]) -> None:
+    """results.md and figures/ from whatever is finished, whatever part of it was asked for now."""
+    everything = argparse.Namespace(**{**vars(args), "tasks": list(PLAN), "variants": None, "seeds": None})
+    runs = [run for run in plan(everything, tasks) if run.folder.exists()]
+    found = {name: [run for run in runs if run.task.name == name] for name in PLAN}
+    parts = [line for name, own in found.items() if own for line in _task_tables(args.output, name, own)]
     with atomic_path(args.output / "results.md", overwrite=True) as temporary:
         temporary.write_text("\n".join(parts) + "\n", encoding="utf-8")
+    for name, own in found.items():
+        if own:
+            baselines = _baselines(args.output / name) if name == "air" else {}
+            _task_figures(args.output / "figures", name, own, baselines)
     print(f"written: {args.output / 'results.md'} and {args.output / 'figures'}")
 
 
@@ -145,7 +166,7 @@ def _task_tables(output: Path, name: str, runs: list[ModelRun]) -> list[str]:
         if any("rollout" in one for seeds in raw.values() for one in seeds):
             parts += [f"\n## Lead time {lead}, as trained\n", table(raw, "rollout", lead)]
     if chosen:
-        parts += ["\n## Calibration, CRPS of validation rollouts, mean over lead times\n", calibration_table(chosen)]
+        parts += ["\n## Calibration, relative CRPS of validation rollouts\n", calibration_table(chosen)]
     return [*parts, ""]
 
 
@@ -163,6 +184,8 @@ def _task_figures(folder: Path, name: str, runs: list[ModelRun], baselines: Mapp
         first = next(iter(calibrated.values()))[0]
         facts = (first["lead_time_step"], first["expected_coverage"])
         drawings[f"{name}_lead_times"] = partial(lead_time_figure, {**baselines, **calibrated}, *facts)
+        some = {model: calibrated[model] for model in MEMBERS if model in calibrated}
+        drawings[f"{name}_members"] = partial(member_figure, some)
     if chosen:
         drawings[f"{name}_tau"] = partial(tau_figure, chosen)
     if steps:
@@ -206,22 +229,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     data = args.data or args.output / "data"
     tasks = build_tasks(data, args.air, args.air_precision)
     runs = plan(args, tasks)
+    failed: list[str] = []
     if not args.report:
         try:
-            generate_data(data)
+            generate_data(data, args.tasks)
             for name in args.tasks:
                 for baseline in BASELINES:
                     score_baseline(tasks[name], baseline, args.output)
-            for number, run in enumerate(runs):
-                started = time.process_time()
-                run.run(curve=run.variant in CURVES and run.seed == 0)
-                used = time.process_time() - started
-                print(f"[{number + 1}/{len(runs)}] {run.folder} {used:.0f} s of processor time", flush=True)
+            failed = make_models(runs)
         except KeyboardInterrupt:
             print("interrupted; run the same command again to go on where it stopped", file=sys.stderr)
             return 3
-    write_report(args, runs)
-    return 0
+    write_report(args, tasks)
+    return 1 if failed else 0
+
+
+def make_models(runs: Sequence[ModelRun]) -> list[str]:
+    """All stages of all models; those that fail, by a loss or a forecast that is not finite, are named at the end."""
+    failed = []
+    for number, run in enumerate(runs):
+        started = time.process_time()
+        try:
+            run.run(curve=run.variant in CURVES and run.seed == 0)
+        except ArithmeticError as error:
+            failed.append(f"{run.folder}: {error}")
+        used = time.process_time() - started
+        print(f"[{number + 1}/{len(runs)}] {run.folder} {used:.0f} s of processor time", flush=True)
+    for text in failed:
+        print(f"failed: {text}", file=sys.stderr)
+    return failed
 
 
 if __name__ == "__main__":

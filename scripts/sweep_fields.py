@@ -20,6 +20,8 @@ from marigold_uq.export import atomic_path
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "field"
 SCORES = {"num_one_step": 48, "figures": False}
+REFERENCES = ("components: K = 1",)
+"""The row that others are compared with, window by window: one component is the family `gaussian`."""
 SHOWN = ("rmse", "crps", "energy_score", "gaussian_nll", "coverage", "spread_skill_ratio")
 
 
@@ -77,7 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; run the same command again to go on where it stopped", file=sys.stderr)
         return 3
-    table = study_table(collect(runs, "raw/metrics.json"), "one_step", 1, SHOWN)
+    rows = collect(runs, "raw/metrics.json")
+    table = study_table(rows, "one_step", 1, SHOWN, references=[name for name in REFERENCES if name in rows])
     with atomic_path(args.output / "sweeps.md", overwrite=True) as temporary:
         temporary.write_text(table + "\n", encoding="utf-8")
     print(table)

@@ -18,6 +18,7 @@ from weather_records import record
 from marigold_uq.calibration import Calibration
 from marigold_uq.data.fields import Trajectories, Transitions, WeatherSequences, write_trajectories
 from marigold_uq.distributions import CholeskyDistribution, LowRankDistribution
+from marigold_uq.evaluation.fields import calibration
 from marigold_uq.evaluation.fields.calibration import (
     LEAST_DAMPING,
     CalibrationOptions,
@@ -34,6 +35,7 @@ from marigold_uq.evaluation.fields.report import (
     correlation_figure,
     law_correlation,
     lead_time_figure,
+    member_figure,
     steps_figure,
     study_table,
     summary_table,
@@ -212,7 +214,7 @@ def too_wide_pipeline(factor: float) -> FieldForecastPipeline:
 def test_calibration_leaves_a_perfect_model_alone() -> None:
     """60 windows of 5 correlated points: kappa is known to about 10 %, and 40 perfect members want 1.05."""
     pipeline = perfect_pipeline()
-    options = CalibrationOptions(steps=[2], num_windows=60, num_leads=3, max_evaluations=4)
+    options = CalibrationOptions(steps=[2], num_windows=60, num_leads=3, taus=[0.3, 2.0])
     found = calibrate_field(pipeline, process_data(), options)
     assert pipeline.config.calibration["num_steps"] == 2
     for kappa in found["lead_kappas"]:
@@ -237,15 +239,60 @@ def test_calibration_finds_the_spread_that_was_lost() -> None:
 def test_every_number_of_steps_and_colour_is_compared_and_tau_tried_for_the_winner() -> None:
     """White and coloured noise for each number of steps, then tau for the winner alone."""
     pipeline = tiny_pipeline(data=process_data())
-    found = calibrate_field(pipeline, process_data(), CalibrationOptions(steps=[1, 3], num_windows=8, num_leads=2))
-    names = [(one["name"], one["steps"]) for one in found["candidates"]]
-    expected = [(f"{color}, {how}", steps) for steps in (1, 3) for color in ("white", "coloured")
+    pipeline.register_to_config(default_num_inference_steps=2)
+    options = CalibrationOptions(steps=[1, 3], num_windows=8, num_leads=2, taus=[0.1, 2.0])
+    found = calibrate_field(pipeline, process_data(), options)
+    names = [(one["name"], one["steps"], one["tau"]) for one in found["candidates"]]
+    expected = [(f"{color}, {how}", steps, 1.0) for steps in (1, 2, 3) for color in ("white", "coloured")
                 for how in ("as it is", "kappa")]  # fmt: skip
-    assert names[:-1] == expected
-    assert names[-1][0].endswith("tau and kappa")
-    by_rollout = [one for one in found["candidates"] if one["name"].endswith("kappa")]
-    assert found["best"]["crps"] == min(one["crps"] for one in by_rollout)
+    assert names[:-4] == expected
+    assert [(name.split(", ")[1], tau) for name, _, tau in names[-4:]] == [
+        (how, tau) for tau in (0.1, 2.0) for how in ("tau", "tau and kappa")
+    ]
+    assert found["best"]["score"] == min(one["score"] for one in found["candidates"] if one["name"].endswith("kappa"))
     assert len(found["lead_kappas"]) == 2
+
+
+def test_lead_times_count_alike_in_the_choice_whatever_their_errors() -> None:
+    """The first candidate is the unit: its score is 1, and a CRPS halved at one of two lead times scores 3/4."""
+    found = calibrate_field(
+        tiny_pipeline(data=process_data()), process_data(), CalibrationOptions(steps=[1], num_windows=8, num_leads=2)
+    )
+    first, *others = found["candidates"]
+    assert first["score"] == pytest.approx(1.0)
+    for one in others:
+        ratios = [own / unit for own, unit in zip(one["lead_crps"], first["lead_crps"], strict=True)]
+        assert one["score"] == pytest.approx(sum(ratios) / 2)
+
+
+def test_tau_is_tried_once_where_there_is_nothing_for_it_to_multiply() -> None:
+    """The family `point` in one step has no spread of its own."""
+    pipeline = tiny_pipeline("point", data=process_data())
+    pipeline.register_to_config(default_num_inference_steps=1)
+    found = calibrate_field(pipeline, process_data(), CalibrationOptions(steps=[1], num_windows=8, num_leads=2))
+    assert [one["tau"] for one in found["candidates"]] == [1.0, 1.0, 0.03, 0.03]
+
+
+def test_settings_whose_rollouts_leave_the_numbers_lose_and_if_all_do_it_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = CalibrationOptions(steps=[1, 2], num_windows=8, num_leads=2, taus=[], color=False)
+    members, broken = calibration._members, {1}
+
+    def diverge(*arguments: Any) -> torch.Tensor:
+        found = members(*arguments)
+        return found * math.nan if arguments[3] in broken else found
+
+    monkeypatch.setattr(calibration, "_members", diverge)
+    pipeline = tiny_pipeline(data=process_data())
+    pipeline.register_to_config(default_num_inference_steps=2)
+    found = calibrate_field(pipeline, process_data(), options)
+    assert [one["score"] is None for one in found["candidates"]] == [True, True, False, False]
+    assert found["best"]["steps"] == 2
+    json.dumps(found, allow_nan=False)
+    broken.add(2)
+    with pytest.raises(FloatingPointError, match="none of 4 settings"):
+        calibrate_field(pipeline, process_data(), options)
 
 
 def test_damping_is_the_regression_of_truth_on_forecast_around_the_season() -> None:
@@ -290,7 +337,7 @@ def test_calibration_damps_a_model_that_trusts_states_without_memory() -> None:
         return float((forecast.mean - truth).square().mean())
 
     assert error() > 1.7 * season
-    options = CalibrationOptions(steps=[1], num_windows=8, num_leads=3, max_evaluations=0, num_members=8)
+    options = CalibrationOptions(steps=[1], num_windows=8, num_leads=3, taus=[], num_members=8)
     found = calibrate_field(pipeline, data, options, train=data)
     assert pipeline.config.lead_dampings == found["lead_dampings"]
     assert error() < 1.1 * season
@@ -375,9 +422,7 @@ def test_a_study_runs_all_its_stages_once_and_makes_its_tables_and_figures(data_
         "walks",
         ["--config", str(CONFIGS / "ks_small.yaml"), "--data.pde.path", str(data_file), *tiny, *short],
         {"members": 4, "num_one_step": 3, "num_rollouts": 2, "num_leads": 2, "figures": False},
-        CalibrationOptions(
-            steps=[1, 2], num_windows=3, num_members=4, choice_members=3, max_evaluations=4, num_leads=2
-        ),
+        CalibrationOptions(steps=[1, 2], num_windows=3, num_members=4, choice_members=3, taus=[0.3, 2.0], num_leads=2),
         curve_steps=(1, 2),
         curve_windows=2,
     )
@@ -407,10 +452,12 @@ def test_a_study_runs_all_its_stages_once_and_makes_its_tables_and_figures(data_
     assert cells[1:3] == ["gaussian", "1"]
     assert cells[3].split(" ± ")[0] == f"{raw:.4g}"
     assert cells[8].split(" ± ")[0] == f"{scores['gaussian'][0]['rollout']['crps']['value'][1]:.4g}"
-    assert "gaussian" in calibration_table(chosen)
+    steps = [row.split("|")[3].strip() for row in calibration_table(chosen).splitlines() if "| gaussian |" in row]
+    assert steps == ["1", "2", "4"]  # 4 are the model's own
     for figure in (
         lead_time_figure(scores, 1.0, 0.9),
         tau_figure(chosen),
+        member_figure(scores),
         steps_figure(collect(runs, "steps.json")),
         uncertainty_figure(runs[0], 3, num_members=3),
         correlation_figure(runs[1:2], [0, 7]),

@@ -41,6 +41,40 @@ def test_the_study_plans_every_family_and_first_seeds_first() -> None:
         assert config.training.seed == run.seed
 
 
+def test_a_model_that_is_not_planned_is_an_error() -> None:
+    study = script("reproduce_fields")
+    args = Namespace(tasks=["ks"], variants=["gausian"], seeds=None, output=Path("out"), max_steps=None)
+    with pytest.raises(ValueError, match="no model gausian in ks; there are gaussian"):
+        study.plan(args, study.build_tasks(Path("data"), "air.nc"))
+
+
+def test_a_model_that_fails_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    study = script("reproduce_fields")
+    task = StudyTask("ks", ["--config", str(ROOT / "configs/field/ks_small.yaml"), "--data.pde.path", "x.h5"])
+    runs = [ModelRun(task, variant, 0, Path("out")) for variant in ("gaussian_log", "gaussian")]
+    made: list[str] = []
+
+    def run(self: ModelRun, *, curve: bool) -> None:
+        if self.variant == "gaussian_log":
+            raise FloatingPointError("the loss is not finite")
+        made.append(self.variant)
+
+    monkeypatch.setattr(ModelRun, "run", run)
+    assert [text.split(": ")[1] for text in study.make_models(runs)] == ["the loss is not finite"]
+    assert made == ["gaussian"]
+
+
+def test_the_report_is_of_everything_that_is_there_whatever_was_asked_for(tmp_path: Path) -> None:
+    study = script("reproduce_fields")
+    for name in ("ks/gaussian-0", "burgers/point-1"):
+        (tmp_path / name).mkdir(parents=True)
+    assert study.main(["--output", str(tmp_path), "--tasks", "air", "--report"]) == 0
+    text = (tmp_path / "results.md").read_text()
+    assert "# ks" in text
+    assert "# burgers" in text
+    assert "# air" not in text
+
+
 def test_the_one_pass_baseline_has_one_step_from_pure_noise() -> None:
     task = StudyTask("ks", ["--config", str(ROOT / "configs/field/ks_small.yaml"), "--data.pde.path", "x.h5"])
     config, _ = read_config(ModelRun(task, "one_pass", 0, Path("out")).arguments)

@@ -1,8 +1,9 @@
 """Choose the number of steps, the colour of the noise, tau and kappa on validation windows never seen in training.
 
 All candidates roll out from the same windows with the same random numbers and are compared by the fair CRPS after the
-best kappa of each lead time, averaged over lead times. One step ahead would not do: the CRPS sees each point by itself,
-and whether members are as smooth as the truth shows only once they are fed back. tau is searched for the winner alone.
+best kappa of each lead time, averaged over lead times in units of the first candidate's, so that late leads, whose
+errors are larger, do not decide alone. One step ahead would not do: the CRPS sees each point by itself, and whether
+members are as smooth as the truth shows only once they are fed back. Several tau are tried for the winner alone.
 The winner and its kappas, smoothed over lead times, are stored in the pipeline. Where the model knows the season, the
 mean forecast of each lead time is first damped towards the season's mean, by least squares; there every candidate with
 kappas has its dampings too, and with the training part at hand the stored spread also gets a share of the season's own.
@@ -24,7 +25,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from marigold_uq.calibration import Calibration, choose_kappa, choose_tau
+from marigold_uq.calibration import Calibration, choose_kappa
 from marigold_uq.data.fields import FieldSequences, Transitions
 from marigold_uq.denoising import predict_noise
 from marigold_uq.distributions import GaussianDistribution
@@ -34,7 +35,7 @@ from marigold_uq.metrics import crps
 from marigold_uq.models.noise_color import NoiseColor
 from marigold_uq.models.season import Season
 from marigold_uq.pipelines.field import FieldForecastPipeline
-from marigold_uq.pipelines.field_output import blend, damp, stretch
+from marigold_uq.pipelines.field_output import blend, damp
 
 COLOR_WINDOWS = 4
 """Windows behind the colour for each that scores it."""
@@ -51,14 +52,13 @@ class CalibrationOptions:
     """How much is spent on the choice.
 
     Args:
-        steps: Numbers of denoising steps to compare.
+        steps: Numbers of denoising steps to compare, beside the model's own.
         num_windows: Validation windows behind the choice of steps, colour and tau.
         fit_windows: Validation windows behind the stored kappas and dampings, which need more: with too few their noise
             is larger than what they correct.
         num_members: Members behind the kappas, which hold for as many.
         choice_members: Members behind the choice of steps, colour and tau; the fair CRPS needs few.
-        max_evaluations: How often tau is tried, at least 4; 0 leaves it at 1.
-        tau_bounds: Of the search.
+        taus: Tried beside 1.
         color: Also try coloured noise, for family "gaussian".
         num_leads: Lead times of the rollouts; one for a model that cannot be rolled out.
         seed: Of the members.
@@ -71,8 +71,7 @@ class CalibrationOptions:
     fit_windows: int = 64
     num_members: int = 40
     choice_members: int = 16
-    max_evaluations: int = 6
-    tau_bounds: tuple[float, float] = (0.05, 4.0)
+    taus: list[float] = field(default_factory=lambda: [0.03, 0.1, 0.3, 0.6, 2.0])
     color: bool = True
     num_leads: int = 10
     seed: int = 1
@@ -82,16 +81,24 @@ class CalibrationOptions:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One setting and its CRPS, averaged over lead times; `kappas` and `dampings` have one per lead time."""
+    """One setting, with its kappas and dampings, and its CRPS, each per lead time.
+
+    `score` is the mean over lead times of the CRPS in units of the first candidate's; where a rollout has left the
+    numbers, it is infinite and there is nothing per lead time.
+    """
 
     name: str
     steps: int
     tau: float
-    kappas: tuple[float, ...]
-    dampings: tuple[float, ...] | None
     colored: bool
-    crps: float
-    curve: tuple[tuple[float, float], ...] = ()
+    kappas: tuple[float, ...] = ()
+    dampings: tuple[float, ...] | None = None
+    lead_crps: tuple[float, ...] = ()
+    score: float = math.inf
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it, which knows no infinity."""
+        return {**vars(self), "score": self.score if math.isfinite(self.score) else None}
 
 
 class Rollouts(NamedTuple):
@@ -104,16 +111,12 @@ class Rollouts(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """The best dampings and kappas of each lead time, and the CRPS with and without them, averaged over lead times."""
+    """The best dampings and kappas of each lead time, and its CRPS with and without them."""
 
     dampings: tuple[float, ...] | None
     kappas: tuple[float, ...]
-    after: float
-    before: float
-
-    def apply(self, members: Tensor, rollouts: Rollouts) -> Tensor:
-        """Members as the calibrated pipeline would give them."""
-        return stretch(_damped(members, self.dampings, rollouts), self.kappas)
+    after: tuple[float, ...]
+    before: tuple[float, ...]
 
 
 def calibrate_field(
@@ -137,12 +140,9 @@ def calibrate_field(
     scored, fitted, others = alternate_windows(options.num_windows, options.fit_windows, len(windows))
     rollouts = _rollouts(pipeline, windows, scored)
     color = fit_color(pipeline, windows, others, options.seed) if options.color and _is_gaussian(pipeline) else None
-    candidates = _candidates(pipeline, rollouts, options, color)
-    best = min((one for one in candidates if one.name.endswith("kappa")), key=lambda one: one.crps)
+    comparison = _Comparison(pipeline, rollouts, options, color)
+    best = comparison.run()
     pipeline.register_modules(noise_color=color if best.colored else None)
-    if options.max_evaluations:
-        candidates.append(_with_tau(pipeline, rollouts, options, best))
-        best = min(best, candidates[-1], key=lambda one: one.crps)
     chosen = Calibration(
         tau=best.tau, num_steps=best.steps, num_members=options.num_members, note=f"{best.name} on {validation.source}"
     )
@@ -160,8 +160,8 @@ def calibrate_field(
         kappas, shares = best_blends(members, rollouts.target, usual)
     pipeline.set_calibration(chosen, kappas, dampings, shares)
     return {
-        "candidates": [vars(one) for one in candidates],
-        "best": vars(best),
+        "candidates": [one.to_dict() for one in comparison.candidates],
+        "best": best.to_dict(),
         "lead_kappas": kappas,
         "lead_dampings": dampings,
         "lead_season_shares": shares,
@@ -206,58 +206,59 @@ def _is_gaussian(pipeline: FieldForecastPipeline) -> bool:
     return pipeline.scheduler.family is GaussianDistribution
 
 
-def _candidates(
-    pipeline: FieldForecastPipeline, rollouts: Rollouts, options: CalibrationOptions, color: NoiseColor | None
-) -> list[Candidate]:
-    """As it is and with kappa, white and coloured, for each number of steps that the schedule has."""
-    last = pipeline.scheduler.config.num_train_timesteps
-    found = []
-    for steps in sorted({min(steps, last) for steps in options.steps}):
-        for colored in [False] if color is None else [False, True]:
-            pipeline.register_modules(noise_color=color if colored else None)
-            members = _members(pipeline, rollouts, options, steps, options.choice_members)
-            fit = _fit(members, rollouts)
-            label = "coloured" if colored else "white"
+class _Comparison:
+    """The candidates of a model: numbers of steps and colours, then several tau for the best of them."""
+
+    def __init__(
+        self,
+        pipeline: FieldForecastPipeline,
+        rollouts: Rollouts,
+        options: CalibrationOptions,
+        color: NoiseColor | None,
+    ) -> None:
+        self.pipeline, self.rollouts, self.options, self.color = pipeline, rollouts, options, color
+        self.candidates: list[Candidate] = []
+        self._unit: tuple[float, ...] = ()
+
+    def run(self) -> Candidate:
+        """The best candidate of those that have kappas."""
+        last, own = self.pipeline.scheduler.config.num_train_timesteps, self.pipeline.config.default_num_inference_steps
+        for steps in sorted({min(steps, last) for steps in (*self.options.steps, *([own] if own else []))}):
+            for colored in [False] if self.color is None else [False, True]:
+                self._try(steps, 1.0, colored, ("as it is", "kappa"))
+        best = self._best()
+        plain = next(one for one in self.candidates if (one.steps, one.colored) == (best.steps, best.colored))
+        for tau in self.options.taus:
+            if self._try(best.steps, tau, best.colored, ("tau", "tau and kappa")).lead_crps == plain.lead_crps:
+                break  # a law without spread, in one step: there is nothing for tau to multiply
+        return self._best()
+
+    def _best(self) -> Candidate:
+        best = min((one for one in self.candidates if one.name.endswith("kappa")), key=lambda one: one.score)
+        if math.isinf(best.score):
+            raise FloatingPointError(f"none of {len(self.candidates)} settings rolls out to finite states: train more")
+        return best
+
+    def _try(self, steps: int, tau: float, colored: bool, names: tuple[str, str]) -> Candidate:
+        """A setting without and with kappas (and dampings) of its own; the one without is returned."""
+        self.pipeline.register_modules(noise_color=self.color if colored else None)
+        with _tau(self.pipeline, tau):
+            members = _members(self.pipeline, self.rollouts, self.options, steps, self.options.choice_members)
+        label = "coloured" if colored else "white"
+        plain, fitted = (Candidate(f"{label}, {name}", steps, tau, colored) for name in names)
+        if members.isfinite().all():
+            fit = _fit(members, self.rollouts)
+            self._unit = self._unit or fit.before
             ones = (1.0,) * len(fit.kappas)
-            found += [
-                Candidate(f"{label}, as it is", steps, 1.0, ones, None, colored, fit.before),
-                Candidate(f"{label}, kappa", steps, 1.0, fit.kappas, fit.dampings, colored, fit.after),
-            ]
-    return found
+            plain = replace(plain, kappas=ones, lead_crps=fit.before, score=self._score(fit.before))
+            fitted = replace(
+                fitted, kappas=fit.kappas, dampings=fit.dampings, lead_crps=fit.after, score=self._score(fit.after)
+            )
+        self.candidates += [plain, fitted]
+        return plain
 
-
-def _with_tau(
-    pipeline: FieldForecastPipeline, rollouts: Rollouts, options: CalibrationOptions, best: Candidate
-) -> Candidate:
-    """The best candidate with the tau that is best for it, each tau with its own kappas and dampings."""
-    fits: dict[float, Fit] = {}
-
-    def draw(tau: float) -> Tensor:
-        with _tau(pipeline, tau):
-            members = _members(pipeline, rollouts, options, best.steps, options.choice_members)
-        fits[tau] = _fit(members, rollouts)
-        return fits[tau].apply(members, rollouts)
-
-    with warnings.catch_warnings():  # a family that tau does not change, or a best tau at a bound: both show
-        warnings.simplefilter("ignore", UserWarning)
-        choice = choose_tau(
-            draw,
-            rollouts.target,
-            bounds=options.tau_bounds,
-            max_evaluations=options.max_evaluations,
-            tolerance=0.1,
-        )
-    name = best.name.replace("kappa", "tau and kappa")
-    fit = fits[choice.tau]
-    return replace(
-        best,
-        name=name,
-        tau=choice.tau,
-        kappas=fit.kappas,
-        dampings=fit.dampings,
-        crps=choice.score,
-        curve=choice.curve,
-    )
+    def _score(self, lead_crps: tuple[float, ...]) -> float:
+        return math.fsum(own / unit for own, unit in zip(lead_crps, self._unit, strict=True)) / len(self._unit)
 
 
 def _fit(members: Tensor, rollouts: Rollouts) -> Fit:
@@ -290,16 +291,15 @@ def _damped(members: Tensor, dampings: Sequence[float] | None, rollouts: Rollout
     return damp(members, dampings, rollouts.expected)
 
 
-def _best_kappas(members: Tensor, target: Tensor) -> tuple[tuple[float, ...], float, float]:
-    """The best kappa of each lead time, and the CRPS with and without them, averaged over lead times."""
+def _best_kappas(members: Tensor, target: Tensor) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
+    """The best kappa of each lead time, and its CRPS with and without."""
     with warnings.catch_warnings():  # a kappa at a bound shows
         warnings.simplefilter("ignore", UserWarning)
         choices = [choose_kappa(members[:, :, lead], target[:, lead]) for lead in range(target.shape[1])]
-    count = len(choices)
     return (
         tuple(one.kappa for one in choices),
-        math.fsum(one.score for one in choices) / count,
-        math.fsum(one.score_before for one in choices) / count,
+        tuple(one.score for one in choices),
+        tuple(one.score_before for one in choices),
     )
 
 

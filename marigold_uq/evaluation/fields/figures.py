@@ -68,6 +68,32 @@ def spectrum_plot(spectra: Mapping[str, Mapping[str, Sequence[float]]]) -> Figur
     return figure
 
 
+def rank_and_spectrum_panels(
+    panels: Mapping[tuple[str, int], tuple[Sequence[float], Mapping[str, Sequence[float]]]],
+) -> Figure:
+    """(model, lead time) -> shares of the ranks of the truth, and label -> power per wave number; one column each."""
+    figure = Figure(figsize=(2.3 * len(panels), 4.4), layout="constrained")
+    grid = figure.subplots(2, len(panels), squeeze=False, sharey="row")
+    for column, ((name, lead), (ranks, spectra)) in enumerate(panels.items()):
+        above, below = grid[:, column]
+        heights = [len(ranks) * share for share in ranks]
+        above.bar([(i + 0.5) / len(ranks) for i in range(len(ranks))], heights, width=1 / len(ranks), color=COLORS[0])
+        above.axhline(1.0, linestyle=":", **REFERENCE)
+        above.set_title(f"{name}, lead {lead}", fontsize=8)
+        above.set_xlabel("rank of the truth", fontsize=8)
+        for color, (label, power) in zip(COLORS, spectra.items(), strict=False):
+            below.loglog(range(1, len(power)), power[1:], color=color, label=label)
+        below.set_xlabel("wave number", fontsize=8)
+        for axis in (below.xaxis, below.yaxis):
+            _plain_numbers(axis)
+        for axes in (above, below):
+            _clean(axes)
+    grid[0, 0].set_ylabel("density", fontsize=8)
+    grid[1, 0].set_ylabel("power", fontsize=8)
+    grid[1, 0].legend(frameon=False, fontsize=7)
+    return figure
+
+
 def field_panels(
     panels: Mapping[str, ArrayLike],
     *,

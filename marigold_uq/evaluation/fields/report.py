@@ -119,15 +119,29 @@ def _paired_cells(
 
 
 def calibration_table(rows: Rows) -> str:
-    """What was chosen on the validation part, first seed, and the CRPS of rollouts of the best candidates."""
-    names = ("white, as it is", "coloured, as it is", "white, kappa", "coloured, kappa", "tau and kappa")
-    lines = ["| model | chosen | steps | tau | " + " | ".join(names) + " |", "|---" * (4 + len(names)) + "|"]
-    for name, seeds in rows.items():
-        best, candidates = seeds[0]["best"], seeds[0]["candidates"]
-        scores = [min((c["crps"] for c in candidates if c["name"].endswith(n)), default=None) for n in names]
-        cells = ["" if score is None else f"{score:.4g}" for score in scores]
-        lines.append(f"| {name} | {best['name']} | {best['steps']} | {best['tau']:.3g} | " + " | ".join(cells) + " |")
+    """What was chosen on the validation part, a row per model, seed and number of steps.
+
+    Numbers are the CRPS of rollouts, a mean over lead times in units of the row called "as it is" of the fewest steps;
+    of several tau the best.
+    """
+    names = [f"{color}, {how}" for color in ("white", "coloured") for how in ("as it is", "kappa")]
+    names += ["tau", "tau and kappa"]
+    lines = ["| model | seed | steps | chosen | " + " | ".join(names) + " |", "|---" * (4 + len(names)) + "|"]
+    for model, seeds in rows.items():
+        for seed, one in enumerate(seeds):
+            for steps in sorted({candidate["steps"] for candidate in one["candidates"]}):
+                cells = [_least_score(one["candidates"], steps, name) for name in names]
+                best = one["best"]
+                chosen = f"{best['name']} ({best['tau']:g})" if best["steps"] == steps else ""
+                lines.append(f"| {model} | {seed} | {steps} | {chosen} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _least_score(candidates: Sequence[Mapping[str, Any]], steps: int, ending: str) -> str:
+    found = [one for one in candidates if one["steps"] == steps and one["name"].endswith(ending)]
+    found = [one for one in found if ending != "tau and kappa" or one["tau"] != 1]
+    scores = [one["score"] for one in found if one["score"] is not None]
+    return f"{min(scores):.4g}" if scores else "diverged" if found else ""
 
 
 def lead_time_figure(rows: Rows, time_step: float, expected: float | None) -> Figure:
@@ -141,13 +155,35 @@ def lead_time_figure(rows: Rows, time_step: float, expected: float | None) -> Fi
 
 
 def tau_figure(rows: Rows) -> Figure:
-    """CRPS of rollouts against tau (Appendix D), with the best kappa of each tau, for the chosen number of steps."""
+    """CRPS of rollouts against tau alone (Appendix D), first seed, for the steps and colour that were chosen."""
     curves = {}
-    for name, seeds in rows.items():
-        curve: list[list[float]] = next((c["curve"] for c in seeds[0]["candidates"] if c["curve"]), [])
-        if len({score for _, score in curve}) > 1:
-            curves[name] = ([tau for tau, _ in curve], [score / min(s for _, s in curve) for _, score in curve])
+    for name, (one, *_) in rows.items():
+        best = one["best"]
+        same = [c for c in one["candidates"] if (c["steps"], c["colored"]) == (best["steps"], best["colored"])]
+        alone = [c for c in same if c["name"].endswith(("as it is", " tau")) and c["score"] is not None]
+        points = sorted((c["tau"], c["score"]) for c in alone)
+        if len({score for _, score in points}) > 1:
+            least = min(score for _, score in points)
+            curves[name] = ([tau for tau, _ in points], [score / least for _, score in points])
     return figures.parameter_curves(curves, xlabel="tau", ylabel="CRPS / best CRPS, validation")
+
+
+def member_figure(rows: Rows, part: str = "rollout") -> Figure:
+    """Ranks of the truth among the members and power spectra, first seed, at the first and the last lead time."""
+    shown = {name: one[part] for name, (one, *_) in rows.items() if "rank_histogram" in one.get(part, {})}
+    if not shown:
+        raise FileNotFoundError("no rollouts with members")
+    last = min(len(one["rank_histogram"]["value"]) for one in shown.values()) - 1
+    labels = {"spectrum_target": "truth", "spectrum_members": "members", "spectrum_mean": "ensemble mean"}
+    panels = {
+        (name, lead + 1): (
+            one["rank_histogram"]["value"][lead],
+            {label: one[key]["value"][lead] for key, label in labels.items()},
+        )
+        for name, one in shown.items()
+        for lead in sorted({0, last})
+    }
+    return figures.rank_and_spectrum_panels(panels)
 
 
 def steps_figure(rows: Rows) -> Figure:
@@ -258,7 +294,7 @@ def save_all(drawings: Mapping[str, Callable[[], Figure]], folder: Path) -> None
     for name, draw in drawings.items():
         try:
             figure = draw()
-        except (StopIteration, FileNotFoundError, OSError) as error:
+        except (StopIteration, ImportError, OSError) as error:
             print(f"{name}: not yet ({error})")
             continue
         plotting.save_figure(figure, folder / f"{name}.png", overwrite=True)

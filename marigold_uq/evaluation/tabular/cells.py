@@ -156,4 +156,4 @@ def _read_cell(path: Path) -> Cell:
 
 def _write(path: Path, content: Mapping[str, Any], *, overwrite: bool) -> None:
     with atomic_path(path, overwrite=overwrite) as temporary:
-        temporary.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        temporary.write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
