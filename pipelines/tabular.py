@@ -25,6 +25,8 @@ from marigold_uq.uncertainty import TrajectoryUncertainty, decompose_member_samp
 
 NETWORK_ROWS = 2**12
 """Network rows (models x rows x draws) of one chunk: activations stay in the cache; results do not depend on it."""
+DRAWS_FOR_KAPPA = 20
+"""kappa stretches draws around their mean, which a few of them do not know: each model makes at least so many."""
 
 
 @dataclass
@@ -157,34 +159,39 @@ class TabularRegressionPipeline(PublishablePipeline):
 
         Args:
             features: (rows, F) in original units, or a DataFrame like the one trained on.
-            num_samples: Draws per row over all models, at least one per model is made.
+            num_samples: Draws per row over all models in turn; fewer than there are models come from the first ones.
             seed: Of all random streams.
-            num_inference_steps: Steps of the sampler.
+            num_inference_steps: Steps of the sampler, at least 1.
             head_epistemic: Also collect the paper's epistemic estimate along the trajectories
                 (`TrajectoryUncertainty.epistemic`); families without a spread of their own have none.
         """
         matrix = self.encode(features)
         if num_samples < 1:
             raise ValueError(f"num_samples is at least 1; got {num_samples}")
+        if num_inference_steps is not None and num_inference_steps < 1:
+            raise ValueError(f"num_inference_steps is at least 1; got {num_inference_steps}")
         steps = num_inference_steps or self.config.default_num_inference_steps
         self.scheduler.set_timesteps(steps or self.scheduler.config.num_train_timesteps)
         draws = -(-num_samples // self.network.config.num_models)  # per model, rounded up
+        draws = draws if self.config.kappa is None else max(draws, DRAWS_FOR_KAPPA)
         size = max(1, NETWORK_ROWS // (draws * self.network.config.num_models))
         starts = range(0, max(1, len(matrix)), size)
-        parts = [self._sample_rows(matrix[i : i + size], draws, seed, head_epistemic) for i in starts]
+        chunks = self.progress_bar(starts) if len(starts) > 1 else starts
+        parts = [self._sample_rows(matrix[i : i + size], draws, seed, head_epistemic) for i in chunks]
         members = np.concatenate([samples for samples, _ in parts], axis=2)  # (S, n, rows, C)
         head = np.concatenate([spread for _, spread in parts]) if head_epistemic else None
         return TabularOutput(members, self._calibrated(members, num_samples), head)
 
     def _calibrated(self, members: NDArray[np.float64], num_samples: int) -> NDArray[np.float64]:
-        """Members in turn, (num_samples, rows, C), stretched by kappa, then moved to known values."""
-        samples = members.swapaxes(0, 1).reshape(-1, *members.shape[2:])[:num_samples]
+        """Members in turn, stretched by kappa, then moved to known values; the first `num_samples` of them."""
+        samples = members.swapaxes(0, 1).reshape(-1, *members.shape[2:])
+        samples = samples if self.config.kappa is not None else samples[:num_samples]
         if self.config.kappa is not None:
             stretched = [apply_kappa(torch.from_numpy(samples[..., c]), k) for c, k in enumerate(self.config.kappa)]
             samples = torch.stack(stretched, -1).numpy()
         known = self.config.values or [None] * samples.shape[-1]
         columns = [samples[..., c] if v is None else nearest_value(samples[..., c], v) for c, v in enumerate(known)]
-        return np.stack(columns, -1)
+        return np.stack(columns, -1)[:num_samples]
 
     def _sample_rows(
         self, matrix: NDArray[np.float64], num_draws: int, seed: int, watch: bool
@@ -212,7 +219,7 @@ class TabularRegressionPipeline(PublishablePipeline):
         if watch:
             variance = observer.epistemic.unflatten(0, (num_models, num_rows)).square() * scale.square()
             spread = variance.mean((0, 3)).sqrt()
-        return samples.permute(0, 3, 1, 2).double().numpy(), spread.double().numpy()
+        return samples.permute(0, 3, 1, 2).double().cpu().numpy(), spread.double().cpu().numpy()
 
     def _condition(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """What the baseline says (S, rows, C), and the features with what it says beyond, (S, rows, F + E)."""

@@ -1,6 +1,6 @@
 """Judge the default recipe without a split's test rows: fit on 90 % of its training rows, score the other 10 %.
 
-    python scripts/inner_uci.py --data data/uci --set concrete --splits 0 1 [--set-option max_epochs=100]
+    python scripts/inner_uci.py --data data/uci --set concrete --splits 0 1 [--model max_epochs=100]
 
 This is how the rule of the default preset was chosen, one for all sets; `scripts/reproduce_uci.py` then measures it on
 the test rows. The splits overlap: training rows of split 0 are test rows of other splits (on concrete they are 91 % of
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from marigold_uq.data.uci import UCIDataset
+from marigold_uq.evaluation.tabular.estimators import model_options
 from marigold_uq.evaluation.tabular.scores import score_rows
 from marigold_uq.tabular import DiffusionRegressor
 
@@ -28,7 +29,7 @@ def main() -> None:
     dataset = UCIDataset.load(arguments.data, arguments.set)
     for number in arguments.splits:
         split = dataset.split(number)
-        scores = judge(split.train_features, split.train_targets, number, dict(arguments.set_option))
+        scores = judge(split.train_features, split.train_targets, number, model_options(arguments.model))
         print(json.dumps({"set": arguments.set, "split": number, **scores}), flush=True)
 
 
@@ -38,17 +39,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--data", required=True, help="folder with one folder per set")
     parser.add_argument("--set", required=True, help="name of a set")
     parser.add_argument("--splits", type=int, nargs="+", default=[0], help="splits whose training rows are used")
-    parser.add_argument("--set-option", type=option, nargs="*", default=[], help="NAME=VALUE of DiffusionRegressor")
+    parser.add_argument("--model", nargs="*", default=[], metavar="NAME=VALUE", help="of DiffusionRegressor")
     return parser.parse_args()
-
-
-def option(text: str) -> tuple[str, Any]:
-    """`max_epochs=100` as a name and a JSON value; what is no JSON is text."""
-    name, _, value = text.partition("=")
-    try:
-        return name, json.loads(value)
-    except json.JSONDecodeError:
-        return name, value
 
 
 def judge(features: np.ndarray, targets: np.ndarray, seed: int, options: dict[str, Any]) -> dict[str, Any]:

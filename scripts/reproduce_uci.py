@@ -72,7 +72,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--columns", nargs="*", default=list(default.columns), help="paper/FAMILY, default[/FAMILY]")
     parser.add_argument("--epochs-scale", type=float, nargs="+", default=[1.0], help="shares of the published epochs")
-    parser.add_argument("--max-epochs", nargs="+", default=[], metavar="SET=N", help="at most N epochs for a set")
+    parser.add_argument("--max-epochs", nargs="+", default=[], metavar="SET=N", help="at most N epochs of paper/FAMILY")
     parser.add_argument("--num-samples", type=int, default=default.num_samples, help="draws per test row")
     parser.add_argument("--num-draws", type=int, default=default.num_draws, help="M of the family sample in training")
     parser.add_argument("--seed", type=int, default=0)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 from sklearn.model_selection import KFold
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from marigold_uq.models.mlp import StackedBaseline, StackedLinear
 from marigold_uq.randomness import member_seed
@@ -88,10 +89,13 @@ class FittedExperts:
     extras: Tensor  # out-of-fold, (n, E), scaled
 
 
-def fit_experts(features: Array, targets: Array, weights: Array, options: ExpertOptions, seed: int) -> FittedExperts:
+def fit_experts(
+    features: Array, targets: Array, weights: Array, options: ExpertOptions, seed: int, *, verbose: bool = False
+) -> FittedExperts:
     """Fit on standardised features (n, F) and targets (n, C); f is the non-negative combination of least error."""
     fitting = _Fitting(features, targets, weights, options, seed)
-    fitting.run()
+    with tqdm(total=fitting.num_fits, desc="baseline", unit="fit", disable=not verbose) as fitting.bar:
+        fitting.run()
     combination = _combine(fitting.said, targets, weights)
     experts = torch.from_numpy(np.stack([fitting.said.get(name, np.zeros_like(targets)) for name in EXPERTS], 1))
     baseline, extras = describe_experts(experts, torch.from_numpy(fitting.said_by_trees), torch.from_numpy(combination))
@@ -124,6 +128,13 @@ class _Fitting:
         self.networks: StackedBaseline | None = None
         self.process: FittedProcess | None = None
         self.said_by_trees = np.zeros((len(targets), 1, targets.shape[1]))  # (n, M, C)
+        self.bar = tqdm(disable=True)
+
+    @property
+    def num_fits(self) -> int:
+        """Fits at most: trees of every fold and of all rows, networks of every fold, the process."""
+        networks = len(self.folds) if self.options.network_epochs else 0
+        return len(self.options.trees) * (len(self.folds) + 1) + networks + bool(self.options.process_steps)
 
     def run(self) -> None:
         """First fold of all, then the others of those that are not hopeless."""
@@ -160,6 +171,7 @@ class _Fitting:
             seed = member_seed(self.seed, EXPERTS.index(name), output) % 2**32
             target = self.targets[rows, output]
             tables.append(self.options.trees[name].fit(self.features[rows], target, self.weights[rows], seed))
+        self.bar.update()
         return TreeTable.join(tables)
 
     def _finish_trees(self, name: str, first: Array) -> None:
@@ -186,6 +198,7 @@ class _Fitting:
         rows = StackedRows.stack(tables, [_float(self.weights[train]) for train, _ in folds])
         epochs = [self.options.network_epochs] * len(folds)
         StackedTrainer(model, BaselineObjective(model), rows, generators, self.options.network, epochs).train()
+        self.bar.update(len(folds))
         return model
 
     def _ask_network(self, networks: StackedBaseline, model: int, rows: NDArray[np.int64]) -> Array:
@@ -211,6 +224,7 @@ class _Fitting:
         steps, centres = self.options.process_steps, self.options.process_centres
         self.process = fit_process(*arrays, generator=generator, num_steps=steps, num_centres=centres)
         self.said["process"] = self.process.left_out.numpy()
+        self.bar.update()
 
 
 def _expert_of(name: str, said: Array) -> Array:

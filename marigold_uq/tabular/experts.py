@@ -52,7 +52,7 @@ def describe_experts(experts: Tensor, trees: Tensor, weights: Tensor) -> tuple[T
 def _quantiles(trees: Tensor) -> Tensor:
     """Linear quantiles of (R, M, C) over M: (R, Q, C); `torch.quantile` refuses more than 16 million numbers."""
     ordered = trees.sort(1).values
-    position = torch.tensor(LEVELS, dtype=trees.dtype) * (trees.shape[1] - 1)
+    position = torch.tensor(LEVELS, dtype=trees.dtype, device=trees.device) * (trees.shape[1] - 1)
     lower = position.floor().long()
     upper = (lower + 1).clamp(max=trees.shape[1] - 1)
     return torch.lerp(ordered[:, lower], ordered[:, upper], (position - lower).unsqueeze(-1))

@@ -1,5 +1,6 @@
 """From tables to a trained stack: statistics, baseline, residuals, denoiser."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from marigold_uq.tabular.training import StackedTrainer, TrainingOptions
 
 BASELINE_PATIENCE = 50
 BASELINE_VALIDATION = 0.4
+LEAST_ROWS_TO_SPLIT = 5
 MAX_REPEATS, VALIDATION_SCORES = 8, 4000
 """Each validation row is scored at up to 8 timesteps, as long as there are about 4000 scores in all."""
 
@@ -48,16 +50,19 @@ class FittedStack:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Mean and standard deviation of columns, (D,) each; a constant column has scale 1."""
+    """Mean and standard deviation of columns, (D,) each; a constant target has scale 1, a constant feature infinity.
+
+    So a feature that was constant in training is 0, whatever it is later: no weight has learnt anything about it.
+    """
 
     mean: NDArray[np.float64]
     scale: NDArray[np.float64]
 
     @classmethod
-    def of(cls, columns: NDArray[np.float64]) -> "Statistics":
+    def of(cls, columns: NDArray[np.float64], constant_scale: float = 1.0) -> "Statistics":
         """Rounding leaves a constant column a spread of about 1e-16 of its size, which must not be divided by."""
         mean, scale = columns.mean(0), columns.std(0)
-        return cls(mean, np.where(scale > 1e-10 * np.abs(mean), scale, 1.0))
+        return cls(mean, np.where(scale > 1e-10 * np.abs(mean), scale, constant_scale))
 
     def apply(self, columns: NDArray[np.float64]) -> NDArray[np.float64]:
         """(x - mean) / scale."""
@@ -77,7 +82,7 @@ class Standardised:
 
     @classmethod
     def of(cls, table: Table, seed: int) -> "Standardised":
-        features, targets = Statistics.of(table.features), Statistics.of(table.targets)
+        features, targets = Statistics.of(table.features, math.inf), Statistics.of(table.targets)
         tensors = (features.apply(table.features), targets.apply(table.targets), table.weights / table.weights.mean())
         x, y, w = (torch.from_numpy(np.asarray(values, dtype=np.float32)) for values in tensors)
         return cls(x, y, w, features, targets, seed)
@@ -130,7 +135,7 @@ def _fit_baseline(
     if recipe.baseline == "none":
         return None, [torch.zeros_like(model.targets) for model in models], None
     if recipe.baseline in ("trees", "experts"):
-        return _fit_experts(models, recipe)
+        return _fit_experts(models, recipe, verbose)
     network = fit_mlp_baseline(models, recipe, verbose, checkpoints)
     with torch.no_grad():
         rows = StackedRows.stack([{"features": model.features} for model in models])
@@ -138,13 +143,15 @@ def _fit_baseline(
     return network, [fitted[s, :count] for s, count in enumerate(rows.counts)], None
 
 
-def _fit_experts(models: Sequence[Standardised], recipe: Recipe) -> tuple[ExpertBaseline, list[Tensor], list[Tensor]]:
+def _fit_experts(
+    models: Sequence[Standardised], recipe: Recipe, verbose: bool
+) -> tuple[ExpertBaseline, list[Tensor], list[Tensor]]:
     """Members of one table share its experts: the spread between members is then that of the networks."""
     fitted = []
     for first in models[:: recipe.num_members]:
         options = ExpertOptions.for_rows(len(first.targets), recipe.baseline_epochs, recipe.baseline == "trees")
         features, targets, weights = (v.double().numpy() for v in (first.features, first.targets, first.weights))
-        fitted.append(fit_experts(features, targets, weights, options, first.seed))
+        fitted.append(fit_experts(features, targets, weights, options, first.seed, verbose=verbose))
     predictions = [one.predictions.float() for one in fitted for _ in range(recipe.num_members)]
     extras = [one.extras.float() for one in fitted for _ in range(recipe.num_members)]
     return stack_experts(fitted), predictions, extras
@@ -155,11 +162,14 @@ def fit_mlp_baseline(
 ) -> StackedBaseline:
     """f as published: the number of epochs from early stopping on 60/40 of the rows, then a new start on all rows."""
     epochs = [recipe.baseline_epochs] * len(models)
-    if min(len(model.targets) for model in models) >= 5:
-        splits = [_split(model, BASELINE_VALIDATION, model.generator(0)) for model in models]
-        trainer = _baseline_trainer(models, recipe, epochs, splits)
+    large = [s for s, model in enumerate(models) if len(model.targets) >= LEAST_ROWS_TO_SPLIT]
+    if large:
+        chosen = [models[s] for s in large]
+        splits = [_split(model, BASELINE_VALIDATION, model.generator(0)) for model in chosen]
+        trainer = _baseline_trainer(chosen, recipe, [epochs[s] for s in large], splits)
         trainer.train(verbose=verbose, description="baseline_inner_split", checkpoints=checkpoints)
-        epochs = [max(1, epoch) for epoch in trainer.best_epochs]
+        for s, epoch in zip(large, trainer.best_epochs, strict=True):
+            epochs[s] = max(1, epoch)
     trainer = _baseline_trainer(models, recipe, epochs)
     trainer.train(verbose=verbose, description="baseline", checkpoints=checkpoints)
     network: StackedBaseline = trainer.model  # type: ignore[assignment]

@@ -1,6 +1,7 @@
 """From what users have (arrays, DataFrames with text) to a matrix of numbers, with errors that name the column."""
 
 from dataclasses import dataclass
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -14,30 +15,35 @@ class Column:
     name: str
     categories: tuple[str, ...] | None = None
 
-    @property
-    def width(self) -> int:
-        """Columns of the matrix that it becomes: one, or one indicator per category."""
-        return 1 if self.categories is None else len(self.categories)
-
 
 def is_frame(data: Any) -> bool:
     """Whether `data` is a pandas DataFrame, without importing pandas."""
     return hasattr(data, "columns") and hasattr(data, "iloc") and hasattr(data, "dtypes")
 
 
-def has_categories(frame: Any) -> bool:
-    """Whether a DataFrame has a column that is not numeric."""
-    return any(_is_categorical(frame.iloc[:, number]) for number in range(frame.shape[1]))
+def _is_categorical(series: Any, name: str) -> bool:
+    """Text and pandas categories; booleans count as the numbers 0 and 1. Dates, and numbers among text, are refused."""
+    if getattr(series.dtype, "kind", "") in "mM":
+        raise ValueError(f"column {name!r} holds dates or durations: turn them into numbers, days since a date say")
+    if series.dtype == object:
+        return _holds_text(series, name)
+    is_numeric = bool(getattr(series.dtype, "_is_numeric", False) or getattr(series.dtype, "_is_boolean", False))
+    return not isinstance(series.dtype, np.dtype) and not is_numeric  # pandas' own Int64, Float64, boolean are numbers
 
 
-def _is_categorical(series: Any) -> bool:
-    """Text and pandas categories; booleans count as the numbers 0 and 1."""
-    return (not isinstance(series.dtype, np.dtype) and not _numeric_extension(series)) or series.dtype == object
+def _holds_text(series: Any, name: str) -> bool:
+    """Whether a column of Python objects is text; False if all of it is numbers."""
+    present = [value for value in series if not _is_missing(value)]
+    numbers = [value for value in present if isinstance(value, Number)]
+    if numbers and len(numbers) < len(present):
+        text = next(value for value in present if not isinstance(value, Number))
+        raise ValueError(f"column {name!r} mixes numbers and text ({numbers[0]!r} and {text!r}): clean the column")
+    return not numbers
 
 
-def _numeric_extension(series: Any) -> bool:
-    """pandas' own Int64, Float64, boolean."""
-    return bool(getattr(series.dtype, "_is_numeric", False)) or bool(getattr(series.dtype, "_is_boolean", False))
+def _is_missing(value: Any) -> bool:
+    is_nan = isinstance(value, float) and bool(np.isnan(value))
+    return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
 
 
 class TabularEncoder:
@@ -56,26 +62,18 @@ class TabularEncoder:
         for number, name in enumerate(frame.columns):
             series = frame.iloc[:, number]
             categories = None
-            if _is_categorical(series):
+            if _is_categorical(series, str(name)):
                 categories = tuple(sorted({_label(value, str(name)) for value in series}))
             columns.append(Column(str(name), categories))
         return cls(columns)
 
     @property
-    def num_features(self) -> int:
-        """Columns of the encoded matrix."""
-        return sum(column.width for column in self.columns)
-
-    @property
-    def feature_names(self) -> list[str]:
-        """Names of the encoded columns: `size`, or `colour=red`."""
-        names = []
-        for column in self.columns:
-            names += [column.name] if column.categories is None else [f"{column.name}={c}" for c in column.categories]
-        return names
+    def has_categories(self) -> bool:
+        """Whether any column is not numeric."""
+        return any(column.categories is not None for column in self.columns)
 
     def transform(self, frame: Any) -> NDArray[np.float64]:
-        """(rows, num_features). Columns must have the names of training, in that order."""
+        """(rows, features): one per numeric column and category. Columns must have training's names, in that order."""
         names = [str(name) for name in frame.columns]
         expected = [column.name for column in self.columns]
         if names != expected:
@@ -110,8 +108,8 @@ class TabularEncoder:
 
 
 def _label(value: Any, name: str) -> str:
-    """A category as text; missing values and numbers among text are refused."""
-    if value is None or (isinstance(value, float) and np.isnan(value)) or type(value).__name__ in ("NAType", "NaTType"):
+    """A category as text; missing values are refused."""
+    if _is_missing(value):
         raise ValueError(f"column {name!r} contains NaN or missing values; fill or drop them before fitting")
     return str(value)
 

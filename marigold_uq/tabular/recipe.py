@@ -1,7 +1,10 @@
 """How a model for a table is made: the published recipe, and ours; each a function of the training data alone."""
 
 from dataclasses import dataclass, fields, replace
+from numbers import Integral
 from typing import Any, Literal
+
+import numpy as np
 
 from marigold_uq.distributions import family_class
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
@@ -54,11 +57,16 @@ class Recipe:
             raise ValueError(f"baseline is 'mlp', 'trees', 'experts' or 'none'; got {self.baseline!r}")
         counts = ("num_components", "num_members", "num_timesteps", "batch_size", "max_epochs", "baseline_epochs")
         for name in counts:
-            if not (isinstance(getattr(self, name), int) and getattr(self, name) >= 1):
+            if not (isinstance(getattr(self, name), Integral) and getattr(self, name) >= 1):
                 raise ValueError(f"{name} is an integer of at least 1; got {getattr(self, name)!r}")
         for name in ("validation_fraction", "calibration_fraction"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is a share of the rows within [0, 1); got {getattr(self, name)!r}")
+        steps = self.num_inference_steps
+        if steps is not None and not (isinstance(steps, Integral) and 1 <= steps <= self.num_timesteps):
+            raise ValueError(
+                f"num_inference_steps is an integer from 1 to num_timesteps={self.num_timesteps}; got {steps!r}"
+            )
         if not self.learning_rate > 0:
             raise ValueError(f"learning_rate is positive; got {self.learning_rate!r}")
 
@@ -151,8 +159,14 @@ def resolve_recipe(preset: str, num_rows: int, **changes: Any) -> Recipe:
     if preset not in PRESETS:
         raise ValueError(f"preset is one of {', '.join(PRESETS)}; got {preset!r}")
     recipe = paper_recipe(num_rows) if preset == "paper" else default_recipe(num_rows)
-    given = {name: value for name, value in changes.items() if value is not None}
+    given = {
+        name: value.item() if isinstance(value, np.generic) else value  # numpy's numbers cannot be saved as JSON
+        for name, value in changes.items()
+        if value is not None
+    }
     unknown = set(given) - {field.name for field in fields(Recipe)}
     if unknown:
         raise ValueError(f"a recipe has no {', '.join(sorted(unknown))}")
+    if "num_inference_steps" not in given and recipe.num_inference_steps is not None:
+        given["num_inference_steps"] = min(recipe.num_inference_steps, given.get("num_timesteps", recipe.num_timesteps))
     return replace(recipe, **given)

@@ -1,6 +1,7 @@
 """`DiffusionRegressor`: an sklearn estimator that predicts the whole law of y given x."""
 
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, Self, TypeVar
 
@@ -17,11 +18,16 @@ from marigold_uq.models.mlp import StackedBaseline, StackedModel
 from marigold_uq.pipelines.tabular import TabularOutput, TabularRegressionPipeline
 from marigold_uq.tabular.fitting import Table, fit_stack
 from marigold_uq.tabular.known_values import known_values
-from marigold_uq.tabular.preprocessing import TabularEncoder, has_categories, is_frame
+from marigold_uq.tabular.preprocessing import TabularEncoder, is_frame
 from marigold_uq.tabular.recipe import Recipe, resolve_recipe, with_early_stopping
 
 Array = NDArray[np.float64]
 AnyStack = TypeVar("AnyStack", bound=StackedModel)
+
+LEAST_WEIGHT = 1e-12
+"""Rows with a smaller weight, as a share of the largest, are left out: in single precision they would vanish."""
+ROWS_FOR_KAPPA = 20
+"""With fewer rows set aside kappa would be mostly noise and stays 1."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +64,11 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         patience: Epochs without progress.
         prediction_type: What the law is put on: "epsilon", "v_prediction" or "sample" (x_0).
         num_timesteps, num_inference_steps: Of the diffusion and of the sampler.
-        calibration_fraction: Share of the rows that is set aside for kappa and conformal intervals; 0 for none. Where
-            a target takes few values none are set aside.
-        n_samples: Draws per row behind `predict`, quantiles and intervals.
+        calibration_fraction: Share of the rows that is set aside for kappa (20 rows or more) and conformal intervals; 0
+            for none. Where a target takes few values none are set aside.
+        snap: Whether draws of a target that takes few values go to the nearest of them.
+        n_samples: Draws per row behind `predict`, quantiles and intervals; an interval between quantiles needs 39 of
+            them for 95 %, with fewer it is that between the outermost draws.
         inference_dtype: "float64", or "float32", which draws twice as fast; a row's prediction then depends on the
             other rows in the sixth digit.
         random_state: Seed; the same seed and data give the same model and the same predictions.
@@ -93,6 +101,7 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         num_timesteps: int | None = None,
         num_inference_steps: int | None = None,
         calibration_fraction: float | None = None,
+        snap: bool | None = None,
         n_samples: int = 100,
         inference_dtype: str = "float64",
         random_state: int | np.random.RandomState | None = None,
@@ -115,27 +124,35 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         self.num_timesteps = num_timesteps
         self.num_inference_steps = num_inference_steps
         self.calibration_fraction = calibration_fraction
+        self.snap = snap
         self.n_samples = n_samples
         self.inference_dtype = inference_dtype
         self.random_state = random_state
         self.verbose = verbose
 
     def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """Train on rows X (rows, features) and targets y (rows,) or (rows, outputs)."""
+        """Train on rows X (rows, features) and targets y (rows,) or (rows, outputs).
+
+        Rows that weigh less than 1e-12 of the heaviest are left out; rows set aside for calibration all count alike.
+        """
         features, targets = self._check_training_data(X, y)
         weights = _check_weights(sample_weight, features)
         self._is_flat = targets.ndim == 1
         targets = targets.reshape(len(targets), -1).astype(np.float64)
-        used = weights > 0
+        used = weights > LEAST_WEIGHT * weights.max()
         features, targets, weights = features[used], targets[used], weights[used]
         self.recipe_ = self._resolve(len(features))
         dtype = _inference_dtype(self.inference_dtype)
         random = check_random_state(self.random_state)
         self.seed_ = int(random.randint(2**31 - 1))
         values = known_values(targets) if self.recipe_.snap else None
-        # draws of few values often all agree: a spread of 0 can be neither stretched nor divided by
-        fraction = self.recipe_.calibration_fraction if values is None else 0.0
-        train, held_out = _set_aside(len(features), fraction, random)
+        if values is not None and self.recipe_.calibration_fraction:
+            # draws of few values often all agree: a spread of 0 can be neither stretched nor divided by
+            warnings.warn(
+                "a target takes few values: no rows are set aside for calibration (or snap=False)", stacklevel=2
+            )
+            self.recipe_ = replace(self.recipe_, calibration_fraction=0.0)
+        train, held_out = _set_aside(len(features), self.recipe_.calibration_fraction, random)
         table = Table(features[train], targets[train], weights[train])
         stack = fit_stack([table], self.recipe_, [self.seed_], verbose=bool(self.verbose))
         self.n_epochs_ = stack.epochs
@@ -143,10 +160,11 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
             in_dtype(stack.network, dtype),
             stack.scheduler,
             in_dtype(stack.baseline, dtype) if isinstance(stack.baseline, StackedBaseline) else stack.baseline,
-            columns=None if self._encoder is None else self._encoder.to_config(),
+            columns=None if self._columns is None else self._columns.to_config(),
             default_num_inference_steps=self.recipe_.num_inference_steps,
             values=values,
         )
+        self.pipeline_.set_progress_bar_config(disable=not self.verbose)
         self.conformal_scores_: Array | None = None
         if len(held_out):
             self._calibrate(features[held_out], targets[held_out])
@@ -206,13 +224,15 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
 
     def _resolve(self, num_rows: int) -> Recipe:
         names = [name for name in self.get_params(deep=False) if name in Recipe.__dataclass_fields__]
+        if self.early_stopping is False and self.patience is not None:
+            raise ValueError(f"patience={self.patience} needs early stopping, but early_stopping is False")
         recipe = resolve_recipe(self.preset, num_rows, **{name: getattr(self, name) for name in names})
         return with_early_stopping(recipe, self.early_stopping)
 
     def _check_training_data(self, X: Any, y: ArrayLike) -> tuple[Array, NDArray[Any]]:
-        self._encoder: TabularEncoder | None = None
-        if is_frame(X) and has_categories(X):
-            self._encoder = TabularEncoder.fit(X)
+        self._columns = TabularEncoder.fit(X) if is_frame(X) else None
+        self._encoder = self._columns if self._columns is not None and self._columns.has_categories else None
+        if self._encoder is not None:
             validate_data(self, X, skip_check_array=True, reset=True)
             checks = {"dtype": np.float64, "multi_output": True, "y_numeric": True, "ensure_min_samples": 2}
             encoded, targets = check_X_y(self._encoder.transform(X), y, **checks)
@@ -246,8 +266,9 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         count = max(3, self.n_samples)
         samples = torch.from_numpy(self.pipeline_(features, count, seed=self.seed_).samples)
         truth = torch.from_numpy(targets)
-        kappa = [choose_kappa(samples[..., c], truth[:, c]).kappa for c in range(truth.shape[1])]
-        self.pipeline_.register_to_config(kappa=kappa)
+        if len(truth) >= ROWS_FOR_KAPPA:
+            kappa = [choose_kappa(samples[..., c], truth[:, c]).kappa for c in range(truth.shape[1])]
+            self.pipeline_.register_to_config(kappa=kappa)
         output = self.pipeline_(features, count, seed=self.seed_)
         mean, std = torch.from_numpy(output.mean), torch.from_numpy(output.std)
         self.conformal_scores_ = residual_ratio(mean, std, truth).numpy()
@@ -272,7 +293,7 @@ def in_dtype(model: AnyStack, dtype: torch.dtype) -> AnyStack:
 
 def _check_weights(sample_weight: ArrayLike | None, features: Array) -> Array:
     weights: Array = _check_sample_weight(sample_weight, features, dtype=np.float64, ensure_non_negative=True)
-    if int((weights > 0).sum()) < 2:
+    if int((weights > LEAST_WEIGHT * weights.max()).sum()) < 2:
         raise ValueError("sample_weight leaves fewer than 2 rows with a positive weight; at least 2 are needed")
     return weights
 
@@ -282,5 +303,7 @@ def _set_aside(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Indices of training rows and of rows set aside for calibration (none for fraction 0); both ascending."""
     count = min(num_rows - 2, round(fraction * num_rows)) if fraction else 0
+    if fraction and count < 1:
+        raise ValueError(f"calibration_fraction={fraction:g} sets none of {num_rows} rows aside; take more rows, or 0")
     order = random.permutation(num_rows)
     return np.sort(order[count:]), np.sort(order[:count])

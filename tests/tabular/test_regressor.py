@@ -108,12 +108,17 @@ def test_with_few_steps_a_gaussian_head_beats_a_point_head_where_noise_varies() 
 def test_draws_of_a_target_that_takes_few_values_are_such_values() -> None:
     x, y = data(120)
     marks = np.stack([np.clip(np.round(2 * y), -1, 1), y], 1)  # three values, and as many as rows
-    model = DiffusionRegressor(random_state=0, calibration_fraction=0.1, **QUICK).fit(x, marks)
+    with pytest.warns(UserWarning, match="takes few values: no rows are set aside"):
+        model = DiffusionRegressor(random_state=0, calibration_fraction=0.1, **QUICK).fit(x, marks)
     draws = model.sample(x, 10)
     assert np.isfinite(model.predict_interval(x)).all()
     assert model.conformal_scores_ is None
+    assert model.recipe_.calibration_fraction == 0
     assert set(np.unique(draws[..., 0])) <= {-1.0, 0.0, 1.0}
     assert len(np.unique(draws[..., 1])) > 500
+    free = DiffusionRegressor(random_state=0, calibration_fraction=0.1, snap=False, **QUICK).fit(x, marks)
+    assert free.conformal_scores_ is not None
+    assert len(np.unique(free.sample(x, 10)[..., 0])) > 500
 
 
 def test_members_share_the_experts_of_their_table_and_each_can_be_cut_out(
@@ -179,6 +184,109 @@ def test_dataframes_with_text_keep_their_names(tmp_path: Path) -> None:
         model.predict(frame.assign(size="big"))
     with pytest.raises(ValueError, match="'size' contains NaN"):
         model.predict(frame.assign(size=np.nan))
+
+
+def test_what_is_no_number_and_no_category_is_refused_by_name() -> None:
+    pandas = pytest.importorskip("pandas")
+    x, y = data(20)
+    frame = pandas.DataFrame({"size": x[:, 0], "width": x[:, 1]})
+    model = DiffusionRegressor(random_state=0, **QUICK)
+    mixed = frame.assign(width=[*x[:-1, 1], "n/a"])
+    with pytest.raises(ValueError, match=r"'width' mixes numbers and text \(.* and 'n/a'\)"):
+        model.fit(mixed, y)
+    for zone in (None, "UTC"):
+        with pytest.raises(ValueError, match="'width' holds dates or durations"):
+            model.fit(frame.assign(width=pandas.date_range("2020-01-01", periods=20, tz=zone)), y)
+    with pytest.raises(ValueError, match="'width' contains NaN or missing"):
+        model.fit(frame.assign(width=["wide", None] * 10), y)
+
+
+def test_numbers_in_a_column_of_objects_are_numbers() -> None:
+    pandas = pytest.importorskip("pandas")
+    x, y = data(40)
+    frame = pandas.DataFrame(x, columns=["size", "width"])
+    model, other = (DiffusionRegressor(random_state=0, **QUICK) for _ in range(2))
+    want = model.fit(frame, y).predict(frame)
+    np.testing.assert_array_equal(other.fit(frame.astype(object), y).predict(frame), want)
+    assert other.pipeline_.network.config.num_features == 2
+
+
+def test_a_saved_pipeline_keeps_the_names_of_numeric_columns(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    x, y = data(40)
+    frame = pandas.DataFrame(x, columns=["size", "width"])
+    model = DiffusionRegressor(random_state=0, **QUICK).fit(frame, y)
+    model.pipeline_.save_pretrained(tmp_path)
+    loaded = TabularRegressionPipeline.from_pretrained(tmp_path)
+    np.testing.assert_allclose(loaded(frame, 20, seed=model.seed_).mean[:, 0], model.predict(frame), rtol=1e-9)
+    np.testing.assert_allclose(loaded(x, 20, seed=model.seed_).mean[:, 0], model.predict(frame), rtol=1e-9)
+    with pytest.raises(ValueError, match=r"\['width', 'size'\]; the model was fitted on \['size', 'width'\]"):
+        loaded(frame[["width", "size"]])
+
+
+@pytest.mark.parametrize("preset", ["default", "paper"])
+def test_a_feature_that_was_constant_in_training_says_nothing_later(preset: str) -> None:
+    """The draws are seeded with the row's features, so they differ; the law does not: 5 standard errors of 20 draws."""
+    x, y = data(40)
+    model = DiffusionRegressor(preset, random_state=0, **QUICK).fit(np.c_[x, np.full(40, 2020.0)], y)
+    same, std = model.predict(np.c_[x, np.full(40, 2020.0)], return_std=True)
+    other = model.predict(np.c_[x, np.full(40, 2025.0)])
+    assert (np.abs(same - other) < 5 * std * np.sqrt(2 / 20)).all()
+
+
+def test_weights_that_vanish_beside_others_leave_their_rows_out() -> None:
+    x, y = data(40)
+    weights = np.ones(40)
+    weights[3] = 1e-60
+    model = DiffusionRegressor(random_state=0, **QUICK).fit(x, y, weights)
+    rest = np.arange(40) != 3
+    alone = DiffusionRegressor(random_state=0, **QUICK).fit(x[rest], y[rest])
+    np.testing.assert_allclose(model.predict(x), alone.predict(x))
+
+
+def test_a_single_draw_is_stretched_by_kappa_like_many(fitted: DiffusionRegressor) -> None:
+    """The spread of 80 single draws is known to 8 %; they come from the first member, many from both."""
+    x, pipeline = data(5, 1)[0], fitted.pipeline_.select([0, 1])
+    pipeline.register_to_config(kappa=[3.0])
+    many = pipeline(x, 200, seed=0).std[:, 0]
+    single = np.stack([pipeline(x, 1, seed=seed).samples[0, :, 0] for seed in range(80)])
+    assert np.median(single.std(0) / many) > 0.75  # a third without kappa
+
+
+def test_few_rows_set_aside_serve_intervals_alone_and_none_is_an_error() -> None:
+    model = DiffusionRegressor(random_state=0, calibration_fraction=0.1, **QUICK).fit(*data(60))
+    assert model.conformal_scores_ is not None
+    assert len(model.conformal_scores_) == 6
+    assert model.pipeline_.config.kappa is None
+    with pytest.raises(ValueError, match=r"calibration_fraction=0\.1 sets none of 4 rows aside"):
+        DiffusionRegressor(calibration_fraction=0.1, **QUICK).fit(*data(4))
+
+
+@pytest.mark.parametrize("early_stopping", [True, False])
+def test_training_that_diverges_is_an_error(early_stopping: bool) -> None:
+    model = DiffusionRegressor(random_state=0, learning_rate=1e30, early_stopping=early_stopping, **QUICK)
+    with pytest.raises(FloatingPointError, match="training diverged"):
+        model.fit(*data(60))
+
+
+def test_counts_may_be_numpys_and_fewer_timesteps_than_steps_are_all_taken(tmp_path: Path) -> None:
+    options = {**QUICK, "max_epochs": np.int64(3), "num_inference_steps": None}
+    model = DiffusionRegressor(random_state=0, num_timesteps=np.int64(5), **options).fit(*data(20))
+    assert model.recipe_.num_inference_steps == 5
+    model.pipeline_.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="from 1 to num_timesteps=5; got 6"):
+        DiffusionRegressor(num_timesteps=5, num_inference_steps=6).fit(*data(20))
+    with pytest.raises(ValueError, match="at least 1; got 0"):
+        model.pipeline_(data(3)[0], num_inference_steps=0)
+    with pytest.raises(ValueError, match="patience=3 needs early stopping"):
+        DiffusionRegressor(early_stopping=False, patience=3).fit(*data(20))
+
+
+def test_all_parts_of_a_long_fit_show_their_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    DiffusionRegressor(random_state=0, verbose=1, **QUICK).fit(*data(30))
+    shown = capsys.readouterr().err
+    assert "baseline" in shown
+    assert "denoiser" in shown
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

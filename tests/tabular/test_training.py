@@ -38,6 +38,13 @@ def test_models_of_different_lengths_and_ends_train_as_if_alone(family: str) -> 
             torch.testing.assert_close(many, one, rtol=1e-3, atol=1e-4)  # rounding, grown over the steps of Adam
 
 
+def test_the_baseline_of_a_table_is_not_changed_by_one_too_small_to_split() -> None:
+    recipe = replace(RECIPE, patience=None)
+    alone, beside = fit_stack([table(60, 0)], recipe, [5]), fit_stack([table(60, 0), table(4, 1)], recipe, [5, 6])
+    for one, many in zip(weights(alone, 0), weights(beside, 0), strict=True):
+        torch.testing.assert_close(many, one, rtol=1e-3, atol=1e-4)
+
+
 def test_a_frozen_model_keeps_its_weights_while_others_train() -> None:
     models = [Standardised.of(table(32, s), s) for s in range(2)]
     predictions = [torch.zeros(32, 1)] * 2

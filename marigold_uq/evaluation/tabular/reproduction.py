@@ -32,7 +32,7 @@ class Reproduction:
         datasets: Names of sets.
         columns: "paper/FAMILY" (stacked), "default" or "default/FAMILY" (one fit per split).
         scales: Shares of the published epochs; all cells of the first share are made first, and so on.
-        max_epochs: Set -> at most so many epochs.
+        max_epochs: Set -> at most so many epochs of the published recipe.
         num_samples: Draws per test row.
         num_draws: Draws per row in training of the family `sample`.
         seed: Of everything.
@@ -73,11 +73,10 @@ class Reproduction:
                     yield CellKey(preset, family, dataset, self._epochs(preset, dataset, scale))
 
     def _epochs(self, preset: str, dataset: str, scale: float) -> int:
-        limit = self.max_epochs.get(dataset)
         if preset != "paper":
-            return limit or 0
+            return 0
         published = PAPER_SETTINGS[dataset].max_epochs
-        return min(max(1, round(scale * published)), limit or published)
+        return min(max(1, round(scale * published)), self.max_epochs.get(dataset, published))
 
 
 def split_column(column: str) -> tuple[str, str]:
@@ -142,8 +141,6 @@ def _estimator_cell(plan: Reproduction, key: CellKey, dataset: UCIDataset, verbo
     """One fit per split; finished splits are kept."""
     store = CellStore(plan.output)
     changes: dict[str, Any] = {} if key.family == OWN else {"noise_family": key.family}
-    if key.epochs:
-        changes["max_epochs"] = key.epochs
     if key.family == "sample":
         changes["num_draws"] = plan.num_draws
     identity = {"preset": key.preset, **_identity(plan, key, dataset_digest(dataset)), **changes}

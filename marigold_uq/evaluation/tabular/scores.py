@@ -36,7 +36,8 @@ def score_rows(
         seed: Breaks the ties of the PIT.
 
     Returns:
-        `rmse` of the mean of the draws, fair `crps`, `nll` (Gaussian), `coverage_50` .. `coverage_95` and `width_95`
+        `rmse` of the mean of the draws, fair `crps`, `nll` (Gaussian; left out where all draws of a row agree, as those
+        of a target of few values may: such a law has no density), `coverage_50` .. `coverage_95` and `width_95`
         of central intervals between Weibull quantiles, `interval_score_95`; `interval_coverage_95`,
         `interval_width_95` and `interval_score_own_95` with an interval; the curves `reliability` at
         `RELIABILITY_LEVELS` and `pit`, counts in `PIT_BINS` bins.
@@ -46,8 +47,9 @@ def score_rows(
         "num_rows": len(truth),
         "rmse": math.sqrt(squared_error(draws, truth).mean()),
         "crps": float(crps(draws, truth).mean()),
-        "nll": float(gaussian_nll(draws, truth, min_scale=MIN_RELATIVE_SCALE * target_scale).mean()),
     }
+    if (draws != draws[0]).any(0).all():
+        scores["nll"] = float(gaussian_nll(draws, truth, min_scale=MIN_RELATIVE_SCALE * target_scale).mean())
     covered = reliability(draws, truth, [*LEVELS, *RELIABILITY_LEVELS]).mean(1).tolist()  # one number per level
     scores |= {f"coverage_{round(100 * level)}": share for level, share in zip(LEVELS, covered, strict=False)}
     lower, upper = central_interval(draws, 0.95)

@@ -115,8 +115,8 @@ def coverage_entry(cell: Cell, unit: Unit) -> str:
     """Coverage and mean width of the 95 % interval: of the draws; of the model's own interval where it has one."""
     summary = cell.summary
     text = f"{summary['coverage_95'].mean:.3f} ({format_number(summary['width_95'].mean * unit.factor)})"
-    if "interval_coverage_95" in summary:
-        own = summary["interval_width_95"].mean * unit.factor
+    own = summary["interval_width_95"].mean * unit.factor if "interval_width_95" in summary else None
+    if own is not None and own != summary["width_95"].mean * unit.factor:
         text += f"; own {summary['interval_coverage_95'].mean:.3f} ({format_number(own)})"
     return f"{text} [{epochs_text(cell)}]"
 
@@ -127,8 +127,8 @@ def inner_coverage_entry(cell: Cell, unit: Unit) -> str:
 
 
 def nll_entry(cell: Cell, unit: Unit) -> str:
-    """Gaussian negative log likelihood in original units (not those of the table)."""
-    return format_spread(cell.summary["nll"])
+    """Gaussian negative log likelihood in original units (not those of the table), of laws that have a density."""
+    return format_spread(cell.summary["nll"]) if "nll" in cell.summary else "no density"
 
 
 def _row(entries: Sequence[str]) -> str:
