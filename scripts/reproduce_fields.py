@@ -39,11 +39,8 @@ from marigold_uq.evaluation.fields.study import ModelRun, StudyTask, score_basel
 from marigold_uq.export import atomic_path
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "field"
-FAMILIES = [
-    "point", "gaussian", "mixture", "low_rank_kernel", "low_rank_projected", "sample", "gaussian_log", "one_pass",
-    "point_uniform", "gaussian_uniform", "mixture_uniform",
-]  # fmt: skip
-AIR = ["point", "gaussian", "mixture", "low_rank_kernel", "low_rank_projected", "sample", "one_pass"]
+FAMILIES = ["point", "gaussian", "mixture", "low_rank_kernel", "low_rank_projected", "sample"]
+OTHERS = ["gaussian_log", "one_pass", "point_uniform", "gaussian_uniform", "mixture_uniform"]
 JOINT = ["gaussian", "low_rank_kernel", "low_rank_projected", "cholesky_kernel", "cholesky_energy"]
 CURVES = [
     "point", "gaussian", "mixture", "low_rank_kernel", "low_rank_projected", "sample",
@@ -51,8 +48,13 @@ CURVES = [
 ]  # fmt: skip
 MEMBERS = ["point", "gaussian", "low_rank_kernel"]
 """Models whose ranks and spectra are drawn."""
-PLAN = {"burgers": (FAMILIES, 2), "ks": (FAMILIES, 2), "air": (AIR, 1), "burgers_32": (JOINT, 2)}
-"""Task -> its models and the number of seeds."""
+PLAN = {
+    "burgers": ([*FAMILIES, *OTHERS], FAMILIES),
+    "ks": ([*FAMILIES, *OTHERS], FAMILIES),
+    "air": ([*FAMILIES, "one_pass"],),
+    "burgers_32": (JOINT, JOINT),
+}
+"""Task -> the models of its first seed, of its second, ..."""
 SHOWN_LEADS = {"burgers": (1, 5, 10), "ks": (1, 5, 10), "air": (1, 4, 8, 20), "burgers_32": (1, 10)}
 BASELINES = ("persistence", "climatology")
 REFERENCES = {
@@ -63,7 +65,7 @@ REFERENCES = {
 }
 """Task -> the rows that others are compared with, window by window."""
 NUM_TRAJECTORIES = 800
-PDE_SCORES = {"num_one_step": 192, "num_rollouts": 96, "num_leads": 10, "figures": False}
+PDE_SCORES = {"num_one_step": 192, "num_rollouts": 64, "num_leads": 10, "figures": False}
 AIR_SCORES = {"num_one_step": 144, "num_rollouts": 36, "num_leads": 20, "figures": False}
 
 
@@ -99,7 +101,7 @@ def _pde_task(
 ) -> StudyTask:
     source = source or name
     arguments = ["--config", str(CONFIGS / f"{source}_small.yaml"), "--data.pde.path", str(data / f"{source}.h5")]
-    return StudyTask(name, [*arguments, *extra], PDE_SCORES, calibration)
+    return StudyTask(name, [*arguments, *extra], PDE_SCORES, calibration, raw_rollouts=12)
 
 
 def generate_data(folder: Path, tasks: Sequence[str]) -> None:
@@ -114,21 +116,21 @@ def generate_data(folder: Path, tasks: Sequence[str]) -> None:
 
 def plan(args: argparse.Namespace, tasks: dict[str, StudyTask]) -> list[ModelRun]:
     """All models that were asked for, first seeds first, so that every table has a row early."""
-    known = {variant for name in args.tasks for variant in PLAN[name][0]}
+    known = {variant for name in args.tasks for variants in PLAN[name] for variant in variants}
     unknown = [variant for variant in args.variants or [] if variant not in known]
     if unknown:
         raise ValueError(
             f"no model {', '.join(unknown)} in {', '.join(args.tasks)}; there are {', '.join(sorted(known))}"
         )
-    runs = []
-    for seed in range(max(seeds for _, seeds in PLAN.values())):
-        for name in args.tasks:
-            variants, seeds = PLAN[name]
-            chosen = [v for v in variants if args.variants is None or v in args.variants]
-            wanted = seed < seeds and (args.seeds is None or seed in args.seeds)
-            extra = _shortened(args.max_steps)
-            runs += [ModelRun(tasks[name], variant, seed, args.output, extra) for variant in chosen if wanted]
-    return runs
+    extra = _shortened(args.max_steps)
+    return [
+        ModelRun(tasks[name], variant, seed, args.output, extra)
+        for seed in range(max(len(seeds) for seeds in PLAN.values()))
+        for name in args.tasks
+        if seed < len(PLAN[name]) and (args.seeds is None or seed in args.seeds)
+        for variant in PLAN[name][seed]
+        if args.variants is None or variant in args.variants
+    ]
 
 
 def _shortened(max_steps: int | None) -> list[str]:

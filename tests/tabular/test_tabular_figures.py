@@ -1,5 +1,6 @@
 """Figures show what they are given."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from tiny_sets import load_script, write_set
 from marigold_uq.evaluation.tabular.cells import Cell, CellKey, CellStore
 from marigold_uq.evaluation.tabular.figures import calibration_figure, interval_figure, scores_figure
 from marigold_uq.evaluation.tabular.scores import PIT_BINS, RELIABILITY_LEVELS
+from marigold_uq.evaluation.tabular.tables import Reference
 
 CURVES = (list(RELIABILITY_LEVELS), [5] * PIT_BINS)
 
@@ -45,6 +47,14 @@ def test_partial_cells_are_pale() -> None:
     (axes, *hidden) = scores_figure(cells, ["yacht"]).axes
     assert [container.lines[0].get_alpha() for container in axes.containers] == [0.4, 1.0]
     assert not any(one.get_visible() for one in hidden)
+
+
+def test_a_score_of_next_to_nothing_is_shown_beside_others() -> None:
+    cells = {("default", "own", "yacht"): replace(cell("default", "own"), splits=[{"num_rows": 1, "crps": 0.0}])}
+    others = [Reference("one", "", {"yacht": (0.5, 1.0)}, {}), Reference("two", "", {"yacht": (12.0, 30.0)}, {})]
+    axes = scores_figure(cells, ["yacht"], others).axes[0]
+    low, high = axes.get_xlim()
+    assert low <= 0 < 12 <= high
 
 
 def test_the_command_draws_from_fits_and_from_cells(tmp_path: Path) -> None:

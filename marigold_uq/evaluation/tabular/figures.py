@@ -53,7 +53,10 @@ def _draw_set(axes: Axes, dataset: str, ours: Sequence[Cell | None], references:
         if dataset in one.values:
             axes.plot(one.values[dataset][0], position, "o", color=COLORS[5], markerfacecolor="none", markersize=5)
     shown = [one.values[dataset][0] for one in references if dataset in one.values]
-    if shown and max(shown) > 2 * min(shown):  # one that is far off would squeeze the others together
+    own = [cell.summary["crps"].mean * unit.factor for cell in ours if cell is not None]
+    if shown and min(own, default=1.0) < 0.1 * min(shown):  # next to nothing, which no logarithm shows well
+        axes.set_xscale("symlog", linthresh=min(shown))
+    elif shown and max(shown) > 2 * min(shown):  # one that is far off would squeeze the others together
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 4, 6)))
         axes.xaxis.set_major_formatter("{x:g}")

@@ -47,8 +47,10 @@ def epochs_text(cell: Cell) -> str:
 
 
 def format_number(value: float) -> str:
-    """Three to four digits, as in published tables."""
+    """Three to four digits, as in published tables; two of a number that would be 0.000."""
     magnitude = abs(value)
+    if 0 < magnitude < 0.0005:
+        return f"{value:.1e}"
     digits = 3 if magnitude < 1 else 2 if magnitude < 100 else 1
     return f"{value:.{digits}f}"
 
