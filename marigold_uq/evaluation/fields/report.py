@@ -139,7 +139,6 @@ def calibration_table(rows: Rows) -> str:
 
 def _least_score(candidates: Sequence[Mapping[str, Any]], steps: int, ending: str) -> str:
     found = [one for one in candidates if one["steps"] == steps and one["name"].endswith(ending)]
-    found = [one for one in found if ending != "tau and kappa" or one["tau"] != 1]
     scores = [one["score"] for one in found if one["score"] is not None]
     return f"{min(scores):.4g}" if scores else "diverged" if found else ""
 
