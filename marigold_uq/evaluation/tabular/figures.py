@@ -1,5 +1,6 @@
 """Figures of tables of results."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -55,7 +56,8 @@ def _draw_set(axes: Axes, dataset: str, ours: Sequence[Cell | None], references:
     shown = [one.values[dataset][0] for one in references if dataset in one.values]
     own = [cell.summary["crps"].mean * unit.factor for cell in ours if cell is not None]
     if shown and min(own, default=1.0) < 0.1 * min(shown):  # next to nothing, which no logarithm shows well
-        axes.set_xscale("symlog", linthresh=min(shown))
+        axes.set_xscale("symlog", linthresh=10 ** math.ceil(math.log10(min(shown))))
+        axes.xaxis.set_major_formatter("{x:g}")
     elif shown and max(shown) > 2 * min(shown):  # one that is far off would squeeze the others together
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 4, 6)))

@@ -1,0 +1,27 @@
+"""The tables of the UCI sets in docs/results say what the cells beside them say."""
+
+import re
+from pathlib import Path
+
+import pytest
+from tiny_sets import load_script
+
+from marigold_uq.evaluation.tabular.cells import Cell, CellStore
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results" / "uci"
+CELLS = list(CellStore(RESULTS))
+
+
+def test_the_table_is_made_from_the_cells() -> None:
+    script, text = load_script("scripts/reproduce_uci.py"), (RESULTS / "table.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^Last command: `(.*)`$", text, flags=re.MULTILINE)
+    assert script.markdown(CellStore(RESULTS).furthest(), command) == text
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.key.name)
+def test_a_cell_has_all_splits_and_says_how_it_was_made(cell: Cell) -> None:
+    assert len(cell.splits) == (5 if cell.key.dataset == "protein" else 20)
+    assert all(0 <= split["crps"] <= split["rmse"] for split in cell.splits)
+    assert cell.facts["num_samples"] == 100
+    assert {"data", "seed"} <= set(cell.facts["identity"])
+    assert cell.facts["recipe"]["num_draws"] == 4
