@@ -114,7 +114,7 @@ class TabularRegressionPipeline(PublishablePipeline):
     def select(self, models: Sequence[int] | int) -> "TabularRegressionPipeline":
         """A pipeline of some models of the stack, for example the members of one split; their draws stay the same."""
         chosen = [models] if isinstance(models, int) else list(models)
-        return TabularRegressionPipeline(
+        selected = TabularRegressionPipeline(
             _join([self.network.select(s) for s in chosen]),
             self.scheduler,
             None if self.baseline is None else _join([self.baseline.select(s) for s in self._baselines_of(chosen)]),
@@ -124,6 +124,8 @@ class TabularRegressionPipeline(PublishablePipeline):
             values=self.config.values,
             numbers=[self.model_numbers[s] for s in chosen],
         )
+        selected.set_progress_bar_config(**getattr(self, "_progress_bar_config", {}))
+        return selected
 
     def _baselines_of(self, models: Sequence[int]) -> list[int]:
         """Baselines of these models: one for several in turn where that is possible, else one each."""

@@ -139,7 +139,9 @@ class StackedRun:
             for weight, result in zip(network.parameters(), results, strict=True):
                 weight.copy_(result)
         steps = self.task.recipe.num_inference_steps
-        return TabularRegressionPipeline(network, self.scheduler, self.baseline, default_num_inference_steps=steps)
+        models = TabularRegressionPipeline(network, self.scheduler, self.baseline, default_num_inference_steps=steps)
+        models.set_progress_bar_config(disable=True)  # `score_splits` has a bar of its own
+        return models
 
     def save(self) -> None:
         """Keep the state; an interrupted write leaves the former one."""
