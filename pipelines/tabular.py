@@ -66,7 +66,7 @@ class TabularRegressionPipeline(PublishablePipeline):
         scheduler: Family and schedule.
         baseline: Stack that predicts the standardised target; None means 0, the mean of the training targets. It may
             have fewer models than the network, S / n, each for n models in turn (members that share a baseline).
-        columns: Description of the input columns (`TabularEncoder.to_config`), for DataFrames with categories.
+        columns: Description of the input columns (`TabularEncoder.to_config`), if it was trained on a DataFrame.
         kappa: Stretches the spread around the mean, one number per target; chosen on held-out rows.
         values: For each target the values it takes, rising, if they are few (draws go to the nearest), else None.
         default_num_inference_steps: Steps where a call does not say; None takes all timesteps.
@@ -187,7 +187,6 @@ class TabularRegressionPipeline(PublishablePipeline):
     def _calibrated(self, members: NDArray[np.float64], num_samples: int) -> NDArray[np.float64]:
         """Members in turn, stretched by kappa, then moved to known values; the first `num_samples` of them."""
         samples = members.swapaxes(0, 1).reshape(-1, *members.shape[2:])
-        samples = samples if self.config.kappa is not None else samples[:num_samples]
         if self.config.kappa is not None:
             stretched = [apply_kappa(torch.from_numpy(samples[..., c]), k) for c, k in enumerate(self.config.kappa)]
             samples = torch.stack(stretched, -1).numpy()

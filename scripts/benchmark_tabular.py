@@ -98,6 +98,7 @@ def benchmark_sampling(dataset: UCIDataset, options: argparse.Namespace) -> dict
     recipe = replace(paper_recipe(len(dataset.indices[0][0]), dataset.name), noise_family=options.family)
     (trainer,) = build_trainers(StackedTask(dataset, recipe), together=True)
     pipeline = TabularRegressionPipeline(trainer.model, recipe.scheduler()).select(0)
+    pipeline.set_progress_bar_config(disable=True)
     rows, num_samples = dataset.split(0).test_features, options.num_samples
     at_once = timed(lambda: pipeline(rows, num_samples), options.repeats)
     one_by_one = timed(lambda: [pipeline(rows, 1, seed=seed) for seed in range(num_samples)], 1)

@@ -4,7 +4,8 @@ python scripts/reproduce_fields.py --output runs/fields --air ../data/air_temper
 python scripts/reproduce_fields.py --output runs/fields --report        # tables and figures of what is there
 python scripts/reproduce_fields.py --output runs/fields --tasks ks --variants gaussian point --seeds 0
 
-A model that fails is named and left out, the others are made. The report is always of everything that is there.
+A model that fails is named and left out, the others are made. The tables are always of everything that is there;
+figures that need data are drawn for the tasks that were asked for.
 Exit code: 0 finished, 1 some model failed, 3 interrupted.
 """
 
@@ -12,12 +13,13 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
+from matplotlib.figure import Figure
 
 from marigold_uq.data.fields import Burgers, KuramotoSivashinsky, generate
 from marigold_uq.evaluation.fields.calibration import CalibrationOptions
@@ -35,7 +37,7 @@ from marigold_uq.evaluation.fields.report import (
     tau_figure,
     uncertainty_figure,
 )
-from marigold_uq.evaluation.fields.study import ModelRun, StudyTask, score_baseline
+from marigold_uq.evaluation.fields.study import VARIANTS, ModelRun, StudyTask, score_baseline
 from marigold_uq.export import atomic_path
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "field"
@@ -123,7 +125,7 @@ def plan(args: argparse.Namespace, tasks: dict[str, StudyTask]) -> list[ModelRun
             f"no model {', '.join(unknown)} in {', '.join(args.tasks)}; there are {', '.join(sorted(known))}"
         )
     extra = _shortened(args.max_steps)
-    return [
+    runs = [
         ModelRun(tasks[name], variant, seed, args.output, extra)
         for seed in range(max(len(seeds) for seeds in PLAN.values()))
         for name in args.tasks
@@ -131,6 +133,9 @@ def plan(args: argparse.Namespace, tasks: dict[str, StudyTask]) -> list[ModelRun
         for variant in PLAN[name][seed]
         if args.variants is None or variant in args.variants
     ]
+    if not runs:
+        raise ValueError(f"no model of {', '.join(args.tasks)} has these variants and seeds; PLAN says which there are")
+    return runs
 
 
 def _shortened(max_steps: int | None) -> list[str]:
@@ -143,17 +148,29 @@ def _shortened(max_steps: int | None) -> list[str]:
 
 def write_report(args: argparse.Namespace, tasks: dict[str, StudyTask]) -> None:
     """results.md and figures/ from whatever is finished, whatever part of it was asked for now."""
-    everything = argparse.Namespace(**{**vars(args), "tasks": list(PLAN), "variants": None, "seeds": None})
-    runs = [run for run in plan(everything, tasks) if run.folder.exists()]
-    found = {name: [run for run in runs if run.task.name == name] for name in PLAN}
+    found = {name: existing_runs(tasks[name], args) for name in PLAN}
     parts = [line for name, own in found.items() if own for line in _task_tables(args.output, name, own)]
     with atomic_path(args.output / "results.md", overwrite=True) as temporary:
         temporary.write_text("\n".join(parts) + "\n", encoding="utf-8")
     for name, own in found.items():
         if own:
-            baselines = _baselines(args.output / name) if name == "air" else {}
-            _task_figures(args.output / "figures", name, own, baselines)
+            drawings = _score_figures(name, own, _baselines(args.output / name) if name == "air" else {})
+            if name in args.tasks:
+                drawings |= _data_figures(name, own)
+            save_all(drawings, args.output / "figures")
     print(f"written: {args.output / 'results.md'} and {args.output / 'figures'}")
+
+
+def existing_runs(task: StudyTask, args: argparse.Namespace) -> list[ModelRun]:
+    """Models of a task that have a folder, in the order of the plan."""
+    order = {variant: place for place, variant in enumerate(dict.fromkeys(v for some in PLAN[task.name] for v in some))}
+    names = [path.name.rpartition("-") for path in sorted((args.output / task.name).glob("*-*"))]
+    runs = [
+        ModelRun(task, variant, int(seed), args.output, _shortened(args.max_steps))
+        for variant, _, seed in names
+        if variant in VARIANTS and seed.isdecimal()
+    ]
+    return sorted(runs, key=lambda run: (order.get(run.variant, len(order)), run.seed))
 
 
 def _task_tables(output: Path, name: str, runs: list[ModelRun]) -> list[str]:
@@ -178,10 +195,13 @@ def _baselines(folder: Path) -> dict[str, list[dict[str, Any]]]:
     return {name: [json.loads(path.read_text(encoding="utf-8"))] for name, path in paths.items() if path.exists()}
 
 
-def _task_figures(folder: Path, name: str, runs: list[ModelRun], baselines: Mapping[str, list[dict[str, Any]]]) -> None:
+def _score_figures(
+    name: str, runs: list[ModelRun], baselines: Mapping[str, list[dict[str, Any]]]
+) -> dict[str, Callable[[], Figure]]:
+    """Figures of what was measured."""
     calibrated, chosen = collect(runs, "calibrated_scores/metrics.json"), collect(runs, "calibration.json")
     steps = collect(runs, "steps.json")
-    drawings = {}
+    drawings: dict[str, Callable[[], Figure]] = {}
     if calibrated:
         first = next(iter(calibrated.values()))[0]
         facts = (first["lead_time_step"], first["expected_coverage"])
@@ -192,6 +212,12 @@ def _task_figures(folder: Path, name: str, runs: list[ModelRun], baselines: Mapp
         drawings[f"{name}_tau"] = partial(tau_figure, chosen)
     if steps:
         drawings[f"{name}_steps"] = partial(steps_figure, steps)
+    return drawings
+
+
+def _data_figures(name: str, runs: list[ModelRun]) -> dict[str, Callable[[], Figure]]:
+    """Figures for which models forecast again."""
+    drawings: dict[str, Callable[[], Figure]] = {}
     gaussian = [run for run in runs if run.variant == "gaussian" and (run.folder / "calibrated").exists()]
     if gaussian:
         leads = {"air": 4, "ks": 20}.get(name, 20)
@@ -200,7 +226,7 @@ def _task_figures(folder: Path, name: str, runs: list[ModelRun], baselines: Mapp
     joint = [run for run in joint if run.seed == 0 and (run.folder / "model").exists()]
     if joint and name == "burgers_32":
         drawings[f"{name}_correlations"] = partial(correlation_figure, joint, [0, 10, 25, 40, 49])
-    save_all(drawings, folder)
+    return drawings
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -225,7 +251,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Data, baselines, models, report; 3 when interrupted."""
+    """Data, baselines, models, report; 1 when a model failed, 3 when interrupted."""
     args = build_parser().parse_args(arguments)
     torch.set_num_threads(args.threads)
     data = args.data or args.output / "data"
@@ -247,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def make_models(runs: Sequence[ModelRun]) -> list[str]:
-    """All stages of all models; those that fail, by a loss or a forecast that is not finite, are named at the end."""
+    """All stages of all models; returns those that fail, by a loss or a forecast that is not finite."""
     failed = []
     for number, run in enumerate(runs):
         started = time.process_time()
@@ -255,10 +281,9 @@ def make_models(runs: Sequence[ModelRun]) -> list[str]:
             run.run(curve=run.variant in CURVES and run.seed == 0)
         except ArithmeticError as error:
             failed.append(f"{run.folder}: {error}")
+            print(f"failed: {failed[-1]}", file=sys.stderr, flush=True)
         used = time.process_time() - started
         print(f"[{number + 1}/{len(runs)}] {run.folder} {used:.0f} s of processor time", flush=True)
-    for text in failed:
-        print(f"failed: {text}", file=sys.stderr)
     return failed
 
 

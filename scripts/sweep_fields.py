@@ -79,8 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; run the same command again to go on where it stopped", file=sys.stderr)
         return 3
-    rows = collect(runs, "raw/metrics.json")
-    table = study_table(rows, "one_step", 1, SHOWN, references=[name for name in REFERENCES if name in rows])
+    table = study_table(collect(runs, "raw/metrics.json"), "one_step", 1, SHOWN, REFERENCES)
     with atomic_path(args.output / "sweeps.md", overwrite=True) as temporary:
         temporary.write_text(table + "\n", encoding="utf-8")
     print(table)

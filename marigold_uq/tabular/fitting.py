@@ -62,7 +62,7 @@ class Statistics:
     def of(cls, columns: NDArray[np.float64], constant_scale: float = 1.0) -> "Statistics":
         """Rounding leaves a constant column a spread of about 1e-16 of its size, which must not be divided by."""
         mean, scale = columns.mean(0), columns.std(0)
-        return cls(mean, np.where(scale > 1e-10 * np.abs(mean), scale, constant_scale))
+        return cls(mean, np.where((np.ptp(columns, 0) > 0) & (scale > 0), scale, constant_scale))
 
     def apply(self, columns: NDArray[np.float64]) -> NDArray[np.float64]:
         """(x - mean) / scale."""

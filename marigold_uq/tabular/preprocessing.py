@@ -23,21 +23,27 @@ def is_frame(data: Any) -> bool:
 
 def _is_categorical(series: Any, name: str) -> bool:
     """Text and pandas categories; booleans count as the numbers 0 and 1. Dates, and numbers among text, are refused."""
-    if getattr(series.dtype, "kind", "") in "mM":
+    dtype = series.dtype
+    if getattr(dtype, "kind", None) in ("m", "M"):
         raise ValueError(f"column {name!r} holds dates or durations: turn them into numbers, days since a date say")
-    if series.dtype == object:
-        return _holds_text(series, name)
-    is_numeric = bool(getattr(series.dtype, "_is_numeric", False) or getattr(series.dtype, "_is_boolean", False))
-    return not isinstance(series.dtype, np.dtype) and not is_numeric  # pandas' own Int64, Float64, boolean are numbers
+    is_numeric = bool(getattr(dtype, "_is_numeric", False) or getattr(dtype, "_is_boolean", False))  # pandas' own Int64
+    if type(dtype).__name__ == "CategoricalDtype":
+        return True
+    if (isinstance(dtype, np.dtype) and dtype.kind != "O") or is_numeric:
+        return False
+    return _holds_text(series, name)
 
 
 def _holds_text(series: Any, name: str) -> bool:
     """Whether a column of Python objects is text; False if all of it is numbers."""
     present = [value for value in series if not _is_missing(value)]
-    numbers = [value for value in present if isinstance(value, Number)]
-    if numbers and len(numbers) < len(present):
-        text = next(value for value in present if not isinstance(value, Number))
-        raise ValueError(f"column {name!r} mixes numbers and text ({numbers[0]!r} and {text!r}): clean the column")
+    strange = [value for value in present if not isinstance(value, Number | str)]
+    if strange:
+        kind = type(strange[0]).__name__
+        raise ValueError(f"column {name!r} holds {strange[0]!r}, a {kind}: turn it into numbers, text or categories")
+    numbers, text = ([value for value in present if isinstance(value, kind)] for kind in (Number, str))
+    if numbers and text:
+        raise ValueError(f"column {name!r} mixes numbers and text ({numbers[0]!r} and {text[0]!r}): clean the column")
     return not numbers
 
 

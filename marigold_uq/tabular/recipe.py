@@ -167,6 +167,7 @@ def resolve_recipe(preset: str, num_rows: int, **changes: Any) -> Recipe:
     unknown = set(given) - {field.name for field in fields(Recipe)}
     if unknown:
         raise ValueError(f"a recipe has no {', '.join(sorted(unknown))}")
-    if "num_inference_steps" not in given and recipe.num_inference_steps is not None:
-        given["num_inference_steps"] = min(recipe.num_inference_steps, given.get("num_timesteps", recipe.num_timesteps))
-    return replace(recipe, **given)
+    changed = replace(recipe, **{"num_inference_steps": None, **given})
+    if "num_inference_steps" in given or recipe.num_inference_steps is None:
+        return changed
+    return replace(changed, num_inference_steps=min(recipe.num_inference_steps, changed.num_timesteps))

@@ -149,7 +149,8 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         if values is not None and self.recipe_.calibration_fraction:
             # draws of few values often all agree: a spread of 0 can be neither stretched nor divided by
             warnings.warn(
-                "a target takes few values: no rows are set aside for calibration (or snap=False)", stacklevel=2
+                "a target takes few values: no rows are set aside for calibration (snap=False does)",
+                stacklevel=2,
             )
             self.recipe_ = replace(self.recipe_, calibration_fraction=0.0)
         train, held_out = _set_aside(len(features), self.recipe_.calibration_fraction, random)
@@ -294,7 +295,7 @@ def in_dtype(model: AnyStack, dtype: torch.dtype) -> AnyStack:
 def _check_weights(sample_weight: ArrayLike | None, features: Array) -> Array:
     weights: Array = _check_sample_weight(sample_weight, features, dtype=np.float64, ensure_non_negative=True)
     if int((weights > LEAST_WEIGHT * weights.max()).sum()) < 2:
-        raise ValueError("sample_weight leaves fewer than 2 rows with a positive weight; at least 2 are needed")
+        raise ValueError("sample_weight leaves fewer than 2 rows with more than 1e-12 of the heaviest weight")
     return weights
 
 

@@ -137,18 +137,22 @@ class StackedTrainer:
 
     @torch.no_grad()
     def finish(self) -> nn.Module:
-        """Copy the result of every model (best, averaged or last weights) into `model`, in memory of its own."""
+        """Copy the result of every model into `model`, in memory of its own."""
+        for weight, result in zip(self.weights, self.results(), strict=True):
+            weight.data = result.clone()
+        return self.model
+
+    def results(self) -> list[Tensor]:
+        """Best, averaged or last weights of all models; an error if they are not finite."""
         results = self.best or self.averaged
         trained = [s for s, epochs in enumerate(self.max_epochs) if epochs > 0]
         unjudged = self.validation is not None and any(math.isinf(self.progress.best_score[s]) for s in trained)
         if unjudged or not all(result.isfinite().all() for result in results):
             raise FloatingPointError(
-                f"training diverged: scores or weights are not finite; lower the learning rate "
-                f"({self.options.learning_rate:g}), or look for extreme values in the table"
+                f"training with rate {self.options.learning_rate:g} diverged: scores or weights are not finite; lower "
+                "learning_rate, or look for extreme values in the table"
             )
-        for weight, result in zip(self.weights, results, strict=True):
-            weight.data = result.clone()
-        return self.model
+        return results
 
     def step(self) -> None:
         """One step of all active models, and the end of an epoch for those that reach it."""

@@ -254,15 +254,14 @@ def test_every_number_of_steps_and_colour_is_compared_and_tau_tried_for_the_winn
 
 
 def test_lead_times_count_alike_in_the_choice_whatever_their_errors() -> None:
-    """The first candidate is the unit: its score is 1, and a CRPS halved at one of two lead times scores 3/4."""
-    found = calibrate_field(
-        tiny_pipeline(data=process_data()), process_data(), CalibrationOptions(steps=[1], num_windows=8, num_leads=2)
-    )
-    first, *others = found["candidates"]
-    assert first["score"] == pytest.approx(1.0)
-    for one in others:
-        ratios = [own / unit for own, unit in zip(one["lead_crps"], first["lead_crps"], strict=True)]
-        assert one["score"] == pytest.approx(sum(ratios) / 2)
+    """The first candidate is the unit; a CRPS halved at the first lead time counts as much as one at the second."""
+    options = CalibrationOptions(steps=[1], num_windows=8, num_leads=2)
+    pipeline = tiny_pipeline(data=process_data())
+    comparison = calibration._Comparison(pipeline, calibration.Rollouts({}, [], torch.zeros(0), None), options, None)
+    comparison._unit = (0.01, 1.0)
+    assert comparison._score((0.005, 1.0)) == comparison._score((0.01, 0.5)) == pytest.approx(0.75)
+    found = calibrate_field(pipeline, process_data(), options)
+    assert found["candidates"][0]["score"] == pytest.approx(1.0)
 
 
 def test_tau_is_tried_once_where_there_is_nothing_for_it_to_multiply() -> None:
@@ -277,11 +276,12 @@ def test_settings_whose_rollouts_leave_the_numbers_lose_and_if_all_do_it_is_an_e
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     options = CalibrationOptions(steps=[1, 2], num_windows=8, num_leads=2, taus=[], color=False)
-    members, broken = calibration._members, {1}
+    members, broken, late = calibration._members, {1}, False
 
     def diverge(*arguments: Any) -> torch.Tensor:
         found = members(*arguments)
-        return found * math.nan if arguments[3] in broken else found
+        is_last = arguments[4] == options.num_members
+        return found * 1e30 if arguments[3] in broken or (is_last and late) else found
 
     monkeypatch.setattr(calibration, "_members", diverge)
     pipeline = tiny_pipeline(data=process_data())
@@ -290,6 +290,9 @@ def test_settings_whose_rollouts_leave_the_numbers_lose_and_if_all_do_it_is_an_e
     assert [one["score"] is None for one in found["candidates"]] == [True, True, False, False]
     assert found["best"]["steps"] == 2
     json.dumps(found, allow_nan=False)
+    late = True
+    with pytest.raises(FloatingPointError, match=r"2 steps: rollouts of \d+ windows diverge"):
+        calibrate_field(pipeline, process_data(), options)
     broken.add(2)
     with pytest.raises(FloatingPointError, match="none of 4 settings"):
         calibrate_field(pipeline, process_data(), options)

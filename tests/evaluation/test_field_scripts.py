@@ -47,6 +47,9 @@ def test_a_model_that_is_not_planned_is_an_error() -> None:
     args = Namespace(tasks=["ks"], variants=["gausian"], seeds=None, output=Path("out"), max_steps=None)
     with pytest.raises(ValueError, match="no model gausian in ks; there are gaussian"):
         study.plan(args, study.build_tasks(Path("data"), "air.nc"))
+    args = Namespace(tasks=["ks"], variants=["one_pass"], seeds=[1], output=Path("out"), max_steps=None)
+    with pytest.raises(ValueError, match="no model of ks has these variants and seeds"):
+        study.plan(args, study.build_tasks(Path("data"), "air.nc"))
 
 
 def test_a_model_that_fails_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,10 +70,13 @@ def test_a_model_that_fails_does_not_stop_the_others(monkeypatch: pytest.MonkeyP
 
 def test_the_report_is_of_everything_that_is_there_whatever_was_asked_for(tmp_path: Path) -> None:
     study = script("reproduce_fields")
-    for name in ("ks/gaussian-0", "burgers/point-1"):
+    for name in ("ks/gaussian-0", "burgers/point-1", "ks/one_pass-1"):
         (tmp_path / name).mkdir(parents=True)
     assert study.main(["--output", str(tmp_path), "--tasks", "air", "--report"]) == 0
     text = (tmp_path / "results.md").read_text()
+    task = study.build_tasks(tmp_path, "air.nc")["ks"]
+    found = study.existing_runs(task, Namespace(output=tmp_path, max_steps=None))
+    assert [(run.variant, run.seed) for run in found] == [("gaussian", 0), ("one_pass", 1)]
     assert "# ks" in text
     assert "# burgers" in text
     assert "# air" not in text

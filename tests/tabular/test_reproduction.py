@@ -138,16 +138,6 @@ def test_splits_of_different_recipes_are_not_mixed_and_the_draws_of_training_are
     assert len(kept["splits"]) == 1
 
 
-def test_a_cell_of_the_presets_own_rule_is_further_than_a_shortened_one(tmp_path: Path) -> None:
-    store = CellStore(tmp_path)
-    short, full = (Cell(CellKey("default", "own", "yacht", epochs), None, [{"crps": 1.0}]) for epochs in (5, 0))
-    for cell in (short, full):
-        store.save(cell)
-    assert list(store.furthest().values()) == [full]
-    assert short.is_partial
-    assert not full.is_partial
-
-
 def test_the_baseline_is_shared_by_families_and_states_of_another_run_are_refused(data: Path, tmp_path: Path) -> None:
     dataset, folder = UCIDataset.load(data, "yacht"), tmp_path / "states"
     first = StackedRun(StackedTask(dataset, SHORT), folder)
@@ -226,6 +216,7 @@ def test_references_have_their_numbers_where_they_belong() -> None:
         ({"scales": (1.5,)}, "within"),
         ({"max_epochs": {"boston": 3}}, "unknown data set boston"),
         ({"max_epochs": {"yacht": 0}}, "at least 1"),
+        ({"max_epochs": {"yacht": 5}, "columns": ("default",)}, "max_epochs limit paper/FAMILY"),
     ],
 )
 def test_wrong_plans_are_explained(options: dict[str, Any], message: str) -> None:

@@ -43,6 +43,8 @@ SMOOTHED = 2
 """Lead times on each side that a kappa or a damping is averaged with."""
 LEAST_DAMPING = 0.02
 """Smallest share of the forecast that is kept."""
+LARGEST = 1e18
+"""Members beyond it, whose squares single precision does not hold, have diverged."""
 LEAST_KAPPA = 1e-3
 """Smallest kappa beside a share of the season's spread."""
 
@@ -52,7 +54,7 @@ class CalibrationOptions:
     """How much is spent on the choice.
 
     Args:
-        steps: Numbers of denoising steps to compare, beside the model's own.
+        steps: Numbers of denoising steps to compare, beside those that the model takes by default.
         num_windows: Validation windows behind the choice of steps, colour and tau.
         fit_windows: Validation windows behind the stored kappas and dampings, which need more: with too few their noise
             is larger than what they correct.
@@ -149,6 +151,10 @@ def calibrate_field(
     pipeline.set_calibration(chosen)
     rollouts = _rollouts(pipeline, windows, fitted)
     members = _members(pipeline, rollouts, options, best.steps, options.num_members)
+    if _has_diverged(members):
+        raise FloatingPointError(
+            f"{best.name}, {best.steps} steps: rollouts of {len(fitted)} windows diverge: train more"
+        )
     expected = rollouts.expected
     dampings = None if expected is None else smooth(best_dampings(members, rollouts.target, expected))
     members = _damped(members, dampings, rollouts)
@@ -223,7 +229,7 @@ class _Comparison:
     def run(self) -> Candidate:
         """The best candidate of those that have kappas."""
         last, own = self.pipeline.scheduler.config.num_train_timesteps, self.pipeline.config.default_num_inference_steps
-        for steps in sorted({min(steps, last) for steps in (*self.options.steps, *([own] if own else []))}):
+        for steps in sorted({min(steps, last) for steps in (*self.options.steps, own or last)}):
             for colored in [False] if self.color is None else [False, True]:
                 self._try(steps, 1.0, colored, ("as it is", "kappa"))
         best = self._best()
@@ -246,7 +252,7 @@ class _Comparison:
             members = _members(self.pipeline, self.rollouts, self.options, steps, self.options.choice_members)
         label = "coloured" if colored else "white"
         plain, fitted = (Candidate(f"{label}, {name}", steps, tau, colored) for name in names)
-        if members.isfinite().all():
+        if not _has_diverged(members):
             fit = _fit(members, self.rollouts)
             self._unit = self._unit or fit.before
             ones = (1.0,) * len(fit.kappas)
@@ -259,6 +265,10 @@ class _Comparison:
 
     def _score(self, lead_crps: tuple[float, ...]) -> float:
         return math.fsum(own / unit for own, unit in zip(lead_crps, self._unit, strict=True)) / len(self._unit)
+
+
+def _has_diverged(members: Tensor) -> bool:
+    return not bool((members.abs() < LARGEST).all())  # NaN is not below anything
 
 
 def _fit(members: Tensor, rollouts: Rollouts) -> Fit:

@@ -121,19 +121,19 @@ def _paired_cells(
 def calibration_table(rows: Rows) -> str:
     """What was chosen on the validation part, a row per model, seed and number of steps.
 
-    Numbers are the CRPS of rollouts, a mean over lead times in units of the row called "as it is" of the fewest steps;
-    of several tau the best.
+    Numbers are the CRPS of rollouts, a mean over lead times in units of "white, as it is" with the fewest steps that
+    does not diverge; of several tau the best.
     """
     names = [f"{color}, {how}" for color in ("white", "coloured") for how in ("as it is", "kappa")]
     names += ["tau", "tau and kappa"]
     lines = ["| model | seed | steps | chosen | " + " | ".join(names) + " |", "|---" * (4 + len(names)) + "|"]
     for model, seeds in rows.items():
-        for seed, one in enumerate(seeds):
+        for one in seeds:
             for steps in sorted({candidate["steps"] for candidate in one["candidates"]}):
                 cells = [_least_score(one["candidates"], steps, name) for name in names]
                 best = one["best"]
                 chosen = f"{best['name']} ({best['tau']:g})" if best["steps"] == steps else ""
-                lines.append(f"| {model} | {seed} | {steps} | {chosen} | " + " | ".join(cells) + " |")
+                lines.append(f"| {model} | {one['seed']} | {steps} | {chosen} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -294,6 +294,6 @@ def save_all(drawings: Mapping[str, Callable[[], Figure]], folder: Path) -> None
         try:
             figure = draw()
         except (StopIteration, ImportError, OSError) as error:
-            print(f"{name}: not yet ({error})")
+            print(f"{name}: not drawn ({error})")
             continue
         plotting.save_figure(figure, folder / f"{name}.png", overwrite=True)

@@ -158,7 +158,7 @@ class ModelRun:
             train=split.train,
             target_hours=target_hours(config.data),
         )
-        write_json(self.folder / "calibration.json", {**found, "settings": settings})
+        write_json(self.folder / "calibration.json", {**found, "seed": self.seed, "settings": settings})
         with replacing_folder(self.folder / "calibrated") as temporary:
             pipeline.save_pretrained(temporary)
 

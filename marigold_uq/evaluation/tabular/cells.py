@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -22,7 +21,7 @@ FORMAT = "marigold_uq tabular cell 1"
 class CellKey:
     """What a cell is about.
 
-    `epochs` is the number asked for, 0 where a preset has its own rule; one that stops by itself may use fewer.
+    `epochs` is the number asked for, 0 where a preset has its own rule.
     """
 
     preset: str
@@ -59,10 +58,8 @@ class Cell:
 
     @property
     def is_partial(self) -> bool:
-        """Whether it was trained for fewer epochs than published, or than the preset's own rule might take."""
-        if self.published_epochs is None:
-            return self.key.epochs > 0
-        return self.key.epochs < self.published_epochs
+        """Whether it was trained for fewer epochs than published."""
+        return self.published_epochs is not None and self.key.epochs < self.published_epochs
 
 
 class CellStore:
@@ -112,11 +109,11 @@ class CellStore:
         return (_read_cell(path) for path in sorted(self.finished.glob("*.json")))
 
     def furthest(self) -> dict[tuple[str, str, str], Cell]:
-        """(preset, family, data set) -> its finished cell with the most epochs; a preset's own rule is above them."""
+        """(preset, family, data set) -> its finished cell with the most epochs."""
         best: dict[tuple[str, str, str], Cell] = {}
         for cell in self:
             place = (cell.key.preset, cell.key.family, cell.key.dataset)
-            if place not in best or (cell.key.epochs or math.inf) > (best[place].key.epochs or math.inf):
+            if place not in best or cell.key.epochs > best[place].key.epochs:
                 best[place] = cell
         return best
 

@@ -77,9 +77,12 @@ def evaluate_run(folder: Path, source: TableSource, *, num_samples: int, seed: i
     pipeline = TabularRegressionPipeline.from_pretrained(folder / "model")
     output = pipeline(features, num_samples, seed=run["seed"] + seed)
     targets = table.targets.reshape(len(table.targets), -1)
-    # conformal scores were made from so many draws, and hold for as many
-    same = output if num_samples == run["n_samples"] else pipeline(features, run["n_samples"], seed=run["seed"] + seed)
-    intervals = _intervals(folder, same.mean, same.std)
+    if (folder / CONFORMAL_FILE).exists() and num_samples != run["n_samples"]:
+        # conformal scores were made from so many draws, and hold for as many
+        output_of_fit = pipeline(features, run["n_samples"], seed=run["seed"] + seed)
+        intervals = _intervals(folder, output_of_fit.mean, output_of_fit.std)
+    else:
+        intervals = _intervals(folder, output.mean, output.std)
     scores = [
         score_rows(
             output.samples[..., c],

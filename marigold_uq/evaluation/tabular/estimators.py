@@ -1,5 +1,6 @@
 """Fit an estimator on a split and score it: `DiffusionRegressor`, or anything else that draws samples."""
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -92,9 +93,16 @@ def score_all_splits(
 
 
 def model_options(entries: Sequence[str]) -> dict[str, Any]:
-    """NAME=VALUE pairs of a command line as arguments of `DiffusionRegressor`; values are read as in YAML."""
+    """NAME=VALUE pairs of a command line as arguments of `DiffusionRegressor`; values are read as JSON, or as YAML."""
     pairs = [entry.partition("=") for entry in entries]
     wrong = [name for name, mark, _ in pairs if not mark or name not in DiffusionRegressor().get_params()]
     if wrong:
         raise ValueError(f"expected NAME=VALUE with NAME an argument of DiffusionRegressor; got {', '.join(wrong)}")
-    return {name: yaml.safe_load(value) for name, _, value in pairs}
+    return {name: _read_value(value) for name, _, value in pairs}
+
+
+def _read_value(text: str) -> Any:
+    try:
+        return json.loads(text)  # to YAML 1e-3 is text
+    except json.JSONDecodeError:
+        return yaml.safe_load(text)

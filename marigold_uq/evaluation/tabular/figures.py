@@ -55,7 +55,7 @@ def _draw_set(axes: Axes, dataset: str, ours: Sequence[Cell | None], references:
             axes.plot(one.values[dataset][0], position, "o", color=COLORS[5], markerfacecolor="none", markersize=5)
     shown = [one.values[dataset][0] for one in references if dataset in one.values]
     own = [cell.summary["crps"].mean * unit.factor for cell in ours if cell is not None]
-    if shown and min(own, default=1.0) < 0.1 * min(shown):  # next to nothing, which no logarithm shows well
+    if shown and min(own, default=math.inf) < 0.1 * min(shown):  # next to nothing, which no logarithm shows well
         axes.set_xscale("symlog", linthresh=10 ** math.ceil(math.log10(min(shown))))
         axes.xaxis.set_major_formatter("{x:g}")
     elif shown and max(shown) > 2 * min(shown):  # one that is far off would squeeze the others together

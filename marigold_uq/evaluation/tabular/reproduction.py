@@ -58,6 +58,8 @@ class Reproduction:
         unknown = {*self.datasets, *self.max_epochs} - set(PAPER_SETTINGS)
         if unknown:
             raise ValueError(f"unknown data set {', '.join(sorted(unknown))}; expected {', '.join(PAPER_SETTINGS)}")
+        if self.max_epochs and self.columns and not any(name.startswith("paper/") for name in self.columns):
+            raise ValueError(f"max_epochs limit paper/FAMILY, which is not among the columns {', '.join(self.columns)}")
         if any(epochs < 1 for epochs in self.max_epochs.values()):
             raise ValueError(f"max_epochs are at least 1; got {dict(self.max_epochs)}")
 

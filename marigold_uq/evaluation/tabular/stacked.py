@@ -134,9 +134,8 @@ class StackedRun:
     def pipeline(self) -> TabularRegressionPipeline:
         """The models as they stand: averaged (or best) weights, float32; training goes on untouched."""
         network: StackedMLP = copy.deepcopy(self.network)
-        results = self.trainer.best or self.trainer.averaged
         with torch.no_grad():
-            for weight, result in zip(network.parameters(), results, strict=True):
+            for weight, result in zip(network.parameters(), self.trainer.results(), strict=True):
                 weight.copy_(result)
         steps = self.task.recipe.num_inference_steps
         models = TabularRegressionPipeline(network, self.scheduler, self.baseline, default_num_inference_steps=steps)

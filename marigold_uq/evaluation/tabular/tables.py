@@ -1,5 +1,6 @@
 """Results as Markdown and JSON: every cell says for how many of the published epochs it was trained."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
@@ -118,7 +119,7 @@ def coverage_entry(cell: Cell, unit: Unit) -> str:
     summary = cell.summary
     text = f"{summary['coverage_95'].mean:.3f} ({format_number(summary['width_95'].mean * unit.factor)})"
     own = summary["interval_width_95"].mean * unit.factor if "interval_width_95" in summary else None
-    if own is not None and own != summary["width_95"].mean * unit.factor:
+    if own is not None and not math.isclose(own, summary["width_95"].mean * unit.factor, rel_tol=1e-9):
         text += f"; own {summary['interval_coverage_95'].mean:.3f} ({format_number(own)})"
     return f"{text} [{epochs_text(cell)}]"
 
