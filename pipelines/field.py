@@ -121,6 +121,12 @@ class FieldForecastPipeline(PublishablePipeline):
         """What the spread is multiplied by at each lead time; the last holds for later ones."""
         return list(self.config.lead_kappas or [read_calibration(self).kappa])
 
+    @property
+    def interval_scales(self) -> tuple[float, ...] | None:
+        """Half widths of the calibrated interval in spreads, one per lead time; the last holds for later ones."""
+        scale = read_calibration(self).conformal_scale
+        return (scale,) if isinstance(scale, float) else scale
+
     @torch.no_grad()
     def __call__(
         self,
@@ -176,6 +182,8 @@ class FieldForecastPipeline(PublishablePipeline):
             init_times=start.time,
             epistemic=epistemic,
             quantile_levels=tuple(quantiles),
+            interval_scales=self.interval_scales,
+            interval_coverage=read_calibration(self).coverage,
         )
         wanted = output_type or ("xarray" if start.from_xarray else "pt")
         return forecast.to_xarray() if wanted == "xarray" else forecast

@@ -50,6 +50,8 @@ class FieldForecast(BaseOutput):
             members and used timesteps, of U_t = Var[x_0 | x_t], the variance of the head's law given that member's own
             state (see `marigold_uq.uncertainty`). Errors of earlier steps are not in it (they are in the spread), and
             it does not vanish for a perfect model of a random process.
+        interval_scales: (L,) half widths of the calibrated interval in spreads; None where none was calibrated.
+        interval_coverage: What that interval promises: the expected share of points inside, at each lead time.
     """
 
     members: Tensor
@@ -60,6 +62,8 @@ class FieldForecast(BaseOutput):
     init_times: Floats | None = None
     epistemic: Tensor | None = None
     quantile_levels: tuple[float, ...] = field(default=())
+    interval_scales: tuple[float, ...] | None = None
+    interval_coverage: float | None = None
 
     @property
     def mean(self) -> Tensor:
@@ -82,9 +86,17 @@ class FieldForecast(BaseOutput):
             raise ValueError("no quantile levels: give `quantiles=` in the call, or call quantile(levels)")
         return member_quantiles(self.members, list(levels))
 
+    @property
+    def interval(self) -> tuple[Tensor, Tensor]:
+        """Ends of the calibrated interval, each (B, L, C, *space): mean -+ scale_l spread at lead time l."""
+        if self.interval_scales is None:
+            raise ValueError("this model's intervals are not calibrated: use quantile(levels), or run calibrate_field")
+        return scaled_interval(self.members, self.interval_scales)
+
     def to_xarray(self, convention: Convention = "weatherbenchx", *, members: bool = True) -> Any:
         """A Dataset with a variable per channel, and <variable>_mean, _spread, _epistemic and _quantile beside it.
 
+        Where intervals are calibrated, <variable>_lower and _upper are their ends.
         Dimensions have the names of `convention`. Times become dates where the model knows dates.
         """
         names = DIMENSIONS[convention]
@@ -95,6 +107,8 @@ class FieldForecast(BaseOutput):
             statistics = {"mean": self.mean, "epistemic": self.epistemic}
             if len(self.members) > 1:
                 statistics["spread"] = self.spread
+                if self.interval_scales is not None:
+                    statistics["lower"], statistics["upper"] = self.interval
             if members:
                 content[variable] = (
                     [names["member"], init, lead, *space],
@@ -166,6 +180,12 @@ def blend(members: Tensor, kappas: Sequence[float], shares: Sequence[float], sea
     wanted = _per_lead(kappas, members).square() * variance + _per_lead(shares, members).square() * season.square()
     factor = torch.where(variance > 0, wanted / variance, 0).sqrt()  # where all members agree, they go on agreeing
     return mean + factor * (members - mean)
+
+
+def scaled_interval(members: Tensor, scales: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """ybar -+ q_l s at lead time l, each (B, L, C, *space), of members (M, B, L, C, *space); the last q holds on."""
+    mean, half = members.mean(0), _per_lead(scales, members) * total_std(members)
+    return mean - half, mean + half
 
 
 def damp(members: Tensor, dampings: Sequence[float], expected: Tensor) -> Tensor:

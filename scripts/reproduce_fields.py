@@ -66,8 +66,8 @@ REFERENCES = {
     "burgers_32": ("gaussian",),
 }
 """Task -> the rows that others are compared with, window by window."""
-NUM_TRAJECTORIES = 800
-PDE_SCORES = {"num_one_step": 192, "num_rollouts": 64, "num_leads": 10, "figures": False}
+NUM_TRAJECTORIES = 2000
+PDE_SCORES = {"num_one_step": 512, "num_rollouts": 96, "num_leads": 10, "figures": False}
 AIR_SCORES = {"num_one_step": 144, "num_rollouts": 36, "num_leads": 20, "figures": False}
 
 
@@ -77,6 +77,7 @@ def build_tasks(data: Path, air: str, air_precision: Precision = "no") -> dict[s
     weather = CalibrationOptions(
         steps=[1, 2],
         num_windows=16,
+        interval_windows=64,
         taus=[0.1, 0.4, 2.0],
         num_leads=20,
         mixed_precision=air_precision,

@@ -19,10 +19,11 @@ class Calibration:
     Args:
         tau: Multiplies the covariance of the reverse law; lives in the scheduler.
         kappa: Stretches samples around their mean, after sampling.
-        conformal_scale: Half width of the interval in standard deviations; one number, or one per output.
+        conformal_scale: Half width of the interval in standard deviations; one number, or one per output (of a
+            forecast: per lead time).
         conformal_margin: Added to both ends of a quantile interval (CQR) instead; one number, or one per output.
         coverage: What the conformal interval promises, 1 - alpha.
-        num_calibration: Calibration units (rows, images or scenes) behind the conformal number.
+        num_calibration: Calibration units (rows, images, scenes or trajectories) behind the conformal number.
         num_steps: Denoising steps, if the choice depends on them.
         num_members: Samples per prediction, if the choice depends on them.
         note: Where the held-out data came from, for whoever reads the config.

@@ -17,19 +17,20 @@ from marigold_uq.evaluation.fields import calibration
 from marigold_uq.evaluation.fields.calibration import (
     LEAST_DAMPING,
     CalibrationOptions,
-    alternate_windows,
+    allot_windows,
     best_dampings,
     calibrate_field,
     smooth,
+    untouched_windows,
 )
 from marigold_uq.evaluation.fields.forecasters import PipelineForecaster
 from marigold_uq.evaluation.fields.scores import score_forecasts
 from marigold_uq.pipelines.field import FieldForecastPipeline
 
 
-def process_data(count: int = 40) -> Trajectories:
+def process_data(count: int = 40, seed: int = 0) -> Trajectories:
     """Trajectories of the linear process."""
-    process, generator = LinearProcess(), torch.Generator().manual_seed(0)
+    process, generator = LinearProcess(), torch.Generator().manual_seed(seed)
     root = torch.linalg.cholesky(torch.diag(process.diag) + torch.outer(process.factor, process.factor))
     states = [torch.randn(count, POINTS, generator=generator, dtype=torch.float64) for _ in range(2)]
     for _ in range(6):
@@ -185,13 +186,50 @@ def test_calibration_damps_a_model_that_trusts_states_without_memory() -> None:
     assert float(calibrated.spread.square().mean().sqrt()) == pytest.approx(math.sqrt(season), rel=0.25)
 
 
-def test_the_colour_is_fitted_to_other_windows_than_score_it() -> None:
-    for count, available in ((16, 345), (3, 16), (60, 160)):
-        scored, fitted, others = alternate_windows(count, 64, available)
-        assert len(scored) == min(count, available // 2)
-        assert len(others) > len(scored) / 2
-        assert not {*scored, *fitted} & set(others)
-        assert len(fitted) == pytest.approx(min(64, available // 2), rel=0.2)
+def test_choice_colour_and_intervals_have_windows_of_their_own() -> None:
+    for count, available in ((16, 345), (3, 16), (60, 160), (16, 20_000)):
+        windows = allot_windows(CalibrationOptions(num_windows=count), available)
+        assert len(windows.scored) == min(count, available // 2)
+        assert len(windows.fitted) == pytest.approx(min(64, available // 2), rel=0.2)
+        assert windows.color
+        assert not {*windows.scored, *windows.fitted} & {*windows.color, *windows.intervals}
+        assert not {*windows.color} & {*windows.intervals}
+    assert len(windows.intervals) == pytest.approx(128, rel=0.1)
+
+
+def test_intervals_are_calibrated_on_trajectories_that_no_choice_has_seen() -> None:
+    windows = Transitions(process_data(400), num_leads=3)
+    allotted = allot_windows(CalibrationOptions(num_windows=16), len(windows))
+    touched = {windows.sequence_of(i) for i in (*allotted.scored, *allotted.fitted, *allotted.color)}
+    intervals = untouched_windows(windows, allotted)
+    assert len(intervals) > 90
+    assert not touched & {windows.sequence_of(i) for i in intervals}
+
+
+def test_intervals_cover_what_they_promise_at_every_lead_time_even_where_the_law_is_far_too_wide() -> None:
+    """Fresh trajectories; about 120 units know the coverage to .01, 400 test windows of 5 points to .006."""
+    pipeline = too_wide_pipeline(4.0)
+    options = CalibrationOptions(steps=[1], num_windows=16, num_leads=3, taus=[])
+    found = calibrate_field(pipeline, process_data(800), options)
+    stored = Calibration.from_dict(pipeline.config.calibration)
+    assert stored.coverage == 0.95
+    assert stored.num_calibration == found["num_interval_units"] > 90
+    assert list(pipeline.interval_scales or ()) == found["lead_interval_scales"]
+    fresh = process_data(400, seed=1)
+    forecaster = PipelineForecaster(pipeline, num_members=40, num_steps=1)
+    scores = score_forecasts(forecaster, Transitions(fresh, num_leads=3), range(0, 1600, 4), min_scale=1e-3)
+    for lead in range(3):
+        assert 0.93 < float(scores["conformal_coverage"].value[lead]) < 0.98
+        assert float(scores["conformal_width"].value[lead]) > 0
+
+
+def test_too_few_trajectories_promise_nothing() -> None:
+    pipeline = perfect_pipeline()
+    options = CalibrationOptions(steps=[1], num_windows=4, num_leads=2, taus=[], num_members=8)
+    found = calibrate_field(pipeline, process_data(12), options)
+    assert found["lead_interval_scales"] is None
+    assert found["num_interval_units"] < 19
+    assert pipeline.interval_scales is None
 
 
 def test_kappas_are_smoothed_over_lead_times_but_the_first_and_the_last() -> None:

@@ -23,6 +23,7 @@ from marigold_uq.evaluation.fields.report import (
     calibration_table,
     collect,
     correlation_figure,
+    grouped_error,
     law_correlation,
     lead_time_figure,
     member_figure,
@@ -32,7 +33,7 @@ from marigold_uq.evaluation.fields.report import (
     tau_figure,
     uncertainty_figure,
 )
-from marigold_uq.evaluation.fields.scores import power_spectrum, score_forecasts, spread_windows
+from marigold_uq.evaluation.fields.scores import independent_groups, power_spectrum, score_forecasts, spread_windows
 from marigold_uq.evaluation.fields.study import ModelRun, StudyTask, score_baseline
 from marigold_uq.training.field_config import FieldData, PdeData, WeatherData
 
@@ -180,6 +181,24 @@ def test_results_are_written_once_and_read_again(data_file: Path, tmp_path: Path
     assert "one_step" not in rolled
 
 
+def test_errors_of_means_take_windows_of_one_trajectory_for_one() -> None:
+    values = np.random.default_rng(0).standard_normal(50)
+    alone = values.std(ddof=1) / math.sqrt(50)
+    assert grouped_error(values, list(range(50))) == pytest.approx(alone)
+    thrice = np.repeat(values, 3)  # the same news three times is no more than once
+    assert grouped_error(thrice, [place // 3 for place in range(150)]) == pytest.approx(alone)
+    assert math.isnan(grouped_error(values, [0] * 50))
+
+
+def test_windows_are_grouped_by_trajectory_and_those_of_a_record_by_ten_days() -> None:
+    windows = Transitions(walks(count=3))  # 6 windows each
+    assert independent_groups(windows, [0, 5, 6, 17]) == [0, 0, 1, 2]
+    dated = Transitions(WeatherSequences(record(), ("2m_temperature",)))
+    groups = independent_groups(dated, range(len(dated)))
+    days = [float(dated[i]["time"]) / 86_400 for i in range(len(dated))]
+    assert groups == [int(day // 10) for day in days]
+
+
 def test_correlations_are_those_of_the_covariance() -> None:
     factor = torch.tensor([[[1.0, 2.0, 0.0]]])
     law = LowRankDistribution(torch.zeros(1, 3), torch.ones(1, 3), factor)
@@ -270,7 +289,7 @@ def test_a_study_runs_all_its_stages_once_and_makes_its_tables_and_figures(data_
     raw = collect(runs, "raw/metrics.json")["gaussian"][0]["one_step"]["crps"]["value"][0]
     assert cells[1:3] == ["gaussian", "1"]
     assert cells[3].split(" ± ")[0] == f"{raw:.4g}"
-    assert cells[8].split(" ± ")[0] == f"{scores['gaussian'][0]['rollout']['crps']['value'][1]:.4g}"
+    assert cells[9].split(" ± ")[0] == f"{scores['gaussian'][0]['rollout']['crps']['value'][1]:.4g}"
     steps = [row.split("|")[3].strip() for row in calibration_table(chosen).splitlines() if "| gaussian |" in row]
     assert steps == ["1", "2", "4"]  # 4 are the model's own
     for figure in (

@@ -123,6 +123,23 @@ def test_damping_is_between_0_and_1_and_needs_a_season() -> None:
         tiny_pipeline().set_calibration(Calibration(), None, [0.5])
 
 
+def test_the_calibrated_interval_is_the_mean_and_so_many_spreads_and_survives_saving(tmp_path: Path) -> None:
+    pipeline = tiny_pipeline()
+    with pytest.raises(ValueError, match="not calibrated"):
+        _ = forecast(pipeline, history()).interval
+    pipeline.set_calibration(Calibration(conformal_scale=(2.0, 3.0), coverage=0.9, num_calibration=50))
+    pipeline.save_pretrained(tmp_path / "model")
+    found = forecast(FieldForecastPipeline.from_pretrained(tmp_path / "model"), history())
+    lower, upper = found.interval
+    scales = torch.tensor([2.0, 3.0, 3.0]).reshape(1, 3, 1, 1)  # the last one holds on
+    torch.testing.assert_close(upper - lower, 2 * scales * found.spread)
+    torch.testing.assert_close((upper + lower) / 2, found.mean)
+    assert found.interval_coverage == 0.9
+    dataset = found.to_xarray()
+    np.testing.assert_array_equal(dataset["u_upper"], upper[:, :, 0])
+    assert dataset["u_lower"].dims == dataset["u_mean"].dims
+
+
 def test_the_calibrated_number_of_steps_is_the_default_of_a_call() -> None:
     pipeline = tiny_pipeline()
     pipeline.set_calibration(Calibration(num_steps=2))

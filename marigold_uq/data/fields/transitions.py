@@ -69,8 +69,11 @@ class Transitions(Dataset[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         if not 0 <= index < len(self):
             raise IndexError(f"index {index} of {len(self)} transitions")
-        sequence = int(np.searchsorted(self.starts, index, side="right")) - 1
-        return self.transition(sequence, int(self.steps[index]))
+        return self.transition(self.sequence_of(index), int(self.steps[index]))
+
+    def sequence_of(self, index: int) -> int:
+        """The sequence that a place belongs to."""
+        return int(np.searchsorted(self.starts, index, side="right")) - 1
 
     def transition(self, sequence: int, step: int) -> dict[str, Any]:
         """The sample whose first future state is number `step` of a sequence."""

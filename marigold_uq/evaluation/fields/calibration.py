@@ -7,12 +7,14 @@ members are as smooth as the truth shows only once they are fed back. Several ta
 The winner and its kappas, smoothed over lead times, are stored in the pipeline. Where the model knows the season, the
 mean forecast of each lead time is first damped towards the season's mean, by least squares; there every candidate with
 kappas has its dampings too, and with the training part at hand the stored spread also gets a share of the season's own.
+Last, on windows that took part in none of this, intervals get the half width that conformal risk control asks for.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -25,7 +27,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from marigold_uq.calibration import Calibration, choose_kappa
+from marigold_uq.calibration import Calibration, choose_kappa, conformal_images, residual_ratio
 from marigold_uq.data.fields import FieldSequences, Transitions
 from marigold_uq.denoising import predict_noise
 from marigold_uq.distributions import GaussianDistribution
@@ -61,6 +63,9 @@ class CalibrationOptions:
         num_members: Members behind the kappas, which hold for as many.
         choice_members: Members behind the choice of steps, colour and tau; the fair CRPS needs few.
         taus: Tried beside 1.
+        interval_windows: Validation windows behind the intervals, which no choice has seen; 0 leaves intervals out. The
+            unit is the trajectory where there are several.
+        coverage: What the intervals promise: the expected share of points inside.
         color: Also try coloured noise, for family "gaussian".
         num_leads: Lead times of the rollouts; one for a model that cannot be rolled out.
         seed: Of the members.
@@ -74,6 +79,8 @@ class CalibrationOptions:
     num_members: int = 40
     choice_members: int = 16
     taus: list[float] = field(default_factory=lambda: [0.03, 0.1, 0.3, 0.6, 2.0])
+    interval_windows: int = 128
+    coverage: float = 0.95
     color: bool = True
     num_leads: int = 10
     seed: int = 1
@@ -139,9 +146,10 @@ def calibrate_field(
     pipeline.register_modules(noise_color=None, season=season)
     leads = options.num_leads if list(config.targets) == list(config.variables) else 1
     windows = Transitions(validation, num_history=config.num_history, num_leads=leads, target_hours=target_hours)
-    scored, fitted, others = alternate_windows(options.num_windows, options.fit_windows, len(windows))
-    rollouts = _rollouts(pipeline, windows, scored)
-    color = fit_color(pipeline, windows, others, options.seed) if options.color and _is_gaussian(pipeline) else None
+    allotted = allot_windows(options, len(windows))
+    rollouts = _rollouts(pipeline, windows, allotted.scored)
+    coloured = options.color and _is_gaussian(pipeline)
+    color = fit_color(pipeline, windows, allotted.color, options.seed) if coloured else None
     comparison = _Comparison(pipeline, rollouts, options, color)
     best = comparison.run()
     pipeline.register_modules(noise_color=color if best.colored else None)
@@ -149,11 +157,11 @@ def calibrate_field(
         tau=best.tau, num_steps=best.steps, num_members=options.num_members, note=f"{best.name} on {validation.source}"
     )
     pipeline.set_calibration(chosen)
-    rollouts = _rollouts(pipeline, windows, fitted)
+    rollouts = _rollouts(pipeline, windows, allotted.fitted)
     members = _members(pipeline, rollouts, options, best.steps, options.num_members)
     if _has_diverged(members):
         raise FloatingPointError(
-            f"{best.name}, {best.steps} steps: rollouts of {len(fitted)} windows diverge: train more"
+            f"{best.name}, {best.steps} steps: rollouts of {len(rollouts.ids)} windows diverge: train more"
         )
     expected = rollouts.expected
     dampings = None if expected is None else smooth(best_dampings(members, rollouts.target, expected))
@@ -165,26 +173,81 @@ def calibrate_field(
         usual = pipeline.season_deviations(np.asarray(rollouts.batch["time"]), leads)
         kappas, shares = best_blends(members, rollouts.target, usual)
     pipeline.set_calibration(chosen, kappas, dampings, shares)
+    scales, num_units = _interval_scales(pipeline, windows, untouched_windows(windows, allotted), options, best.steps)
+    if scales is not None:
+        promised = {"conformal_scale": scales, "coverage": options.coverage, "num_calibration": num_units}
+        pipeline.set_calibration(replace(chosen, **promised), kappas, dampings, shares)
     return {
         "candidates": [one.to_dict() for one in comparison.candidates],
         "best": best.to_dict(),
         "lead_kappas": kappas,
         "lead_dampings": dampings,
         "lead_season_shares": shares,
+        "lead_interval_scales": scales,
+        "num_interval_units": num_units,
     }
 
 
-def alternate_windows(count: int, fitted: int, available: int) -> tuple[list[int], list[int], list[int]]:
-    """`count` windows that score, about `fitted` for the kappas, and others for the colour.
+class Windows(NamedTuple):
+    """Numbers of the windows that score candidates, fit kappas, give the colour, and calibrate intervals."""
 
-    The first two come from every other stretch of the data, the third from the stretches between.
+    scored: list[int]
+    fitted: list[int]
+    color: list[int]
+    intervals: list[int]
+
+
+def allot_windows(options: CalibrationOptions, available: int) -> Windows:
+    """The data in 2 `num_windows` stretches: every other one scores and fits.
+
+    Of those between, every fourth gives the colour and the others calibrate intervals, so each part has its own.
     """
+    count = options.num_windows
     stretches = 2 * max(1, min(count, available // 2))
+    starts = [place * available // stretches for place in range(stretches)]  # those of `spread_windows`
+
+    def among(wanted: int, kinds: set[int], share: float) -> list[int]:
+        """About `wanted` windows, evenly, of the stretches whose number modulo 8 is one of `kinds`."""
+        places = spread_windows(round(wanted / share), available)
+        return [i for i in places if (bisect_right(starts, i) - 1) % 8 in kinds]
+
     scored = spread_windows(stretches, available)[::2]
-    near = spread_windows(2 * max(fitted, count), available)
-    places = spread_windows(2 * COLOR_WINDOWS * count, available)
-    others = [i for i in places if i * stretches // available % 2 == 1 and i not in scored]
-    return scored, [i for i in near if i * stretches // available % 2 == 0 and i not in others], others
+    fitted = among(max(options.fit_windows, count), {0, 2, 4, 6}, 1 / 2)
+    color = among(COLOR_WINDOWS * count, {7} if stretches >= 8 else {1, 3, 5}, 1 / 8)
+    intervals = among(options.interval_windows, {1, 3, 5}, 3 / 8) if stretches >= 8 else []
+    return Windows(scored, fitted, color, intervals)
+
+
+def untouched_windows(windows: Transitions, allotted: Windows) -> list[int]:
+    """The windows for intervals without those of a trajectory that took part in a choice."""
+    if windows.sequences.num_sequences == 1:
+        return allotted.intervals
+    touched = {windows.sequence_of(i) for i in (*allotted.scored, *allotted.fitted, *allotted.color)}
+    return [i for i in allotted.intervals if windows.sequence_of(i) not in touched]
+
+
+def _interval_scales(
+    pipeline: FieldForecastPipeline,
+    windows: Transitions,
+    ids: list[int],
+    options: CalibrationOptions,
+    steps: int,
+) -> tuple[list[float] | None, int]:
+    """Half widths in spreads, one per lead time, and the number of independent units behind them.
+
+    The share of a window's points outside is its loss, the trajectory the unit (the window, of a single record). None
+    where there are too few units for the promise, or no spread to scale.
+    """
+    groups = ids if windows.sequences.num_sequences == 1 else [windows.sequence_of(index) for index in ids]
+    num_units = len(set(groups))
+    if num_units < math.ceil(1 / (1 - options.coverage) - 1e-9) - 1:
+        return None, num_units
+    rollouts = _rollouts(pipeline, windows, ids)
+    members = _members(pipeline, rollouts, options, steps, options.num_members)
+    ratios = residual_ratio(members.mean(0), members.std(0), rollouts.target)  # (B, L, C, *space)
+    alpha = round(1 - options.coverage, 12)
+    scales = [conformal_images(ratios[:, lead], alpha, groups=groups) for lead in range(ratios.shape[1])]
+    return (scales if all(math.isfinite(scale) for scale in scales) else None), num_units
 
 
 def _rollouts(pipeline: FieldForecastPipeline, windows: Transitions, ids: list[int]) -> Rollouts:

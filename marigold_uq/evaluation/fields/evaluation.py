@@ -24,7 +24,7 @@ from marigold_uq.evaluation.fields.forecasters import (
     PipelineForecaster,
     Precision,
 )
-from marigold_uq.evaluation.fields.scores import accumulate_scores, spread_windows
+from marigold_uq.evaluation.fields.scores import accumulate_scores, independent_groups, spread_windows
 from marigold_uq.evaluation.options import plain
 from marigold_uq.evaluation.summary import as_json
 from marigold_uq.export import atomic_path, make_folder
@@ -35,9 +35,9 @@ from marigold_uq.training.field_data import FieldSplit, open_split, target_hours
 from marigold_uq.training.run_folder import versions
 
 METRICS_FILE, REPORT_FILE = "metrics.json", "report.md"
-SHOWN = ("rmse", "crps", "energy_score", "gaussian_nll", "coverage", "spread_skill_ratio")
+SHOWN = ("rmse", "crps", "energy_score", "gaussian_nll", "coverage", "conformal_coverage", "spread_skill_ratio")
 CURVES = ("rmse", "crps", "coverage", "spread_skill_ratio")
-PAIRED = "crps_of_windows"
+PAIRED, GROUPS = "crps_of_windows", "groups_of_windows"
 MIN_SCALE_SHARE = 1e-3
 """The floor of the NLL's standard deviation, as a share of the deviation of the training increments."""
 
@@ -152,7 +152,8 @@ def _check_model(options: FieldEvaluation, pipeline: FieldForecastPipeline) -> N
 def score_split(forecaster: Forecaster, options: FieldEvaluation, split: FieldSplit) -> dict[str, dict[str, Any]]:
     """One-step and rollout scores: part -> metric -> {value (L, ...), standard_error, num_samples}, plain numbers.
 
-    `crps_of_windows` of each part is the CRPS of every window, {window: (L,)}, for differences of paired forecasts.
+    `crps_of_windows` of each part is the CRPS of every window, {window: (L,)}, for differences of paired forecasts;
+    `groups_of_windows` says which of them are not independent.
     """
     sequences = getattr(split, options.split)
     pipeline = getattr(forecaster, "pipeline", None)
@@ -168,10 +169,11 @@ def score_split(forecaster: Forecaster, options: FieldEvaluation, split: FieldSp
             continue
         hours = target_hours(options.data)
         windows = Transitions(sequences, num_history=history, num_leads=num_leads, target_hours=hours)
+        ids = spread_windows(count, len(windows))
         found = accumulate_scores(
             forecaster,
             windows,
-            spread_windows(count, len(windows)),
+            ids,
             select_targets=select,
             select_members=select if pipeline is None else lambda members: members,
             min_scale=MIN_SCALE_SHARE * spread,
@@ -180,6 +182,7 @@ def score_split(forecaster: Forecaster, options: FieldEvaluation, split: FieldSp
         table = found.samples()["crps"]
         results[part] = as_json(found.compute())
         results[part][PAIRED] = {str(i): row for i, row in zip(table.ids, table.values.tolist(), strict=True)}
+        results[part][GROUPS] = dict(zip(map(str, ids), independent_groups(windows, ids), strict=True))
     return results
 
 

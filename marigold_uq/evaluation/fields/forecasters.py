@@ -45,6 +45,7 @@ class PipelineForecaster:
     ) -> None:
         self.pipeline, self.name, self.autocast = pipeline, name, AUTOCAST.get(mixed_precision)
         self.num_members, self.num_steps, self.seed, self.max_batch_size = num_members, num_steps, seed, max_batch_size
+        self.interval_scales = pipeline.interval_scales
         pipeline.set_progress_bar_config(disable=True)
         pipeline.unet.eval()
 

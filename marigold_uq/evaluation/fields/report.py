@@ -18,7 +18,7 @@ from marigold_uq.data.fields import Transitions
 from marigold_uq.denoising import predict_noise
 from marigold_uq.distributions import CholeskyDistribution, LowRankDistribution, NoiseDistribution
 from marigold_uq.evaluation.fields import figures
-from marigold_uq.evaluation.fields.evaluation import CURVES, PAIRED, SHOWN
+from marigold_uq.evaluation.fields.evaluation import CURVES, GROUPS, PAIRED, SHOWN
 from marigold_uq.evaluation.fields.study import ModelRun, load_quietly
 from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.pipelines.field_output import FieldForecast
@@ -46,8 +46,9 @@ def study_table(
 
     Behind ± is half the range of the seeds, or the standard error over windows where there is one seed. For each of
     the `references`, rows of the table, there is a column with the CRPS minus that row's, window by window (both means
-    over seeds), and the standard error of the mean difference; and one with the geometric mean of their ratios, which a
-    few windows with large errors do not decide.
+    over seeds), and the standard error of the mean difference, for which windows of one trajectory (of ten days, of a
+    weather record) count as one; and one with the geometric mean of their ratios, which a few windows with large errors
+    do not decide.
     """
     known = [name for name in references if name in rows]
     titles = [*metrics, *(f"crps {sign} {name}" for name in known for sign in ("-", "/"))]
@@ -68,15 +69,15 @@ def summary_table(raw: Rows, calibrated: Rows, leads: Sequence[int]) -> str:
     columns = [("crps, as trained", raw, "one_step", "crps", 1)]
     columns += [
         (f"{metric}, calibrated", calibrated, "one_step", metric, 1)
-        for metric in ("crps", "rmse", "coverage", "spread_skill_ratio")
+        for metric in ("crps", "rmse", "coverage", "conformal_coverage", "spread_skill_ratio")
     ]
     columns += [
         (f"{metric}, lead {lead}", calibrated, "rollout", metric, lead)
         for lead in leads
         if lead > 1
-        for metric in ("crps", "coverage", "spread_skill_ratio")
+        for metric in ("crps", "coverage", "conformal_coverage", "spread_skill_ratio")
     ]
-    titles = [title.replace("spread_skill_ratio", "spread/skill") for title, *_ in columns]
+    titles = [title.replace("spread_skill_ratio", "spread/skill").replace("_", " ") for title, *_ in columns]
     lines = ["| model | seeds | " + " | ".join(titles) + " |", "|---" * (2 + len(columns)) + "|"]
     for name, seeds in calibrated.items():
         cells = [_cell(rows.get(name, []), part, metric, lead) for _, rows, part, metric, lead in columns]
@@ -109,13 +110,25 @@ def _paired_cells(
         return ["", ""]
     scores = [np.array([table[window][lead - 1] for window in shared]) for table in tables]
     own, base = np.mean(scores[len(reference) :], 0), np.mean(scores[: len(reference)], 0)
-    difference, root = own - base, math.sqrt(len(shared))
-    cells = [f"{difference.mean():.3g} ± {difference.std(ddof=1) / root:.1g}"]
+    groups = [(seeds[0][part].get(GROUPS) or {}).get(window, window) for window in shared]
+    difference = own - base
+    cells = [f"{difference.mean():.3g} ± {grouped_error(difference, groups):.1g}"]
     if min(own.min(), base.min()) <= 0:  # the fair CRPS can be negative
         return [*cells, ""]
     logs = np.log(own / base)
     ratio = math.exp(logs.mean())
-    return [*cells, f"{ratio:.3g} ± {ratio * logs.std(ddof=1) / root:.1g}"]
+    return [*cells, f"{ratio:.3g} ± {ratio * grouped_error(logs, groups):.1g}"]
+
+
+def grouped_error(values: NDArray[np.float64], groups: Sequence[Any]) -> float:
+    """Standard error of the mean of values that are independent between groups only; NaN with one group."""
+    sums: dict[Any, float] = {}
+    for value, group in zip(values - values.mean(), groups, strict=True):
+        sums[group] = sums.get(group, 0.0) + float(value)
+    count = len(sums)
+    if count < 2:
+        return math.nan
+    return math.sqrt(count / (count - 1) * math.fsum(total**2 for total in sums.values())) / len(values)
 
 
 def calibration_table(rows: Rows) -> str:

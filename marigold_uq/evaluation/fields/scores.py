@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from marigold_uq.data.fields import Transitions, latitude_weights
+from marigold_uq.data.fields.harmonics import DAY
 from marigold_uq.evaluation.fields.forecasters import Forecaster
 from marigold_uq.metrics import (
     Estimate,
@@ -21,8 +22,11 @@ from marigold_uq.metrics import (
     rank_histogram,
     squared_error,
 )
+from marigold_uq.pipelines.field_output import scaled_interval
 
 Select = Callable[[Tensor], Tensor]
+GROUP_DAYS = 10
+"""Weather further apart than this counts as independent."""
 
 
 def score_forecasts(
@@ -80,6 +84,7 @@ def accumulate_scores(
     weight = latitude_weights(windows.sequences.coordinates)
     accumulator = MeanAccumulator()
     generator = torch.Generator().manual_seed(seed)
+    scales = getattr(forecaster, "interval_scales", None)
     for first in range(0, len(indices), batch_size):
         some = list(indices[first : first + batch_size])
         batch = default_collate([windows[index] for index in some])
@@ -87,7 +92,16 @@ def accumulate_scores(
         members = select_members(forecaster.forecast(batch, some, windows.num_leads))
         _require_finite(forecaster, members, some)
         add_statistics(accumulator, members, target, some, weight, min_scale, level, generator)
+        if scales is not None:
+            accumulator.update(interval_statistics(members, target, scales), some, weight=weight, keep=1)
     return accumulator
+
+
+def interval_statistics(members: Tensor, target: Tensor, scales: Sequence[float]) -> dict[str, Tensor]:
+    """Whether the model's calibrated interval holds the truth, and its width, each (B, L, C, *space)."""
+    lower, upper = scaled_interval(members, scales)
+    inside = (lower <= target) & (target <= upper)
+    return {"conformal_coverage": inside.to(target.dtype), "conformal_width": upper - lower}
 
 
 def add_statistics(
@@ -142,6 +156,16 @@ def _require_finite(forecaster: Forecaster, members: Tensor, ids: Sequence[int])
     bad = [i for i, fine in zip(ids, members.isfinite().transpose(0, 1).flatten(1).all(1), strict=True) if not fine]
     if bad:
         raise FloatingPointError(f"{forecaster.name}: the forecast of windows {bad[:5]} left the finite numbers")
+
+
+def independent_groups(windows: Transitions, indices: Sequence[int]) -> list[int]:
+    """A number for each window, the same for windows that are not independent of each other.
+
+    Windows of one trajectory belong together; of a single dated record, those that start within the same GROUP_DAYS.
+    """
+    if windows.sequences.num_sequences > 1 or not windows.sequences.calendar:
+        return [windows.sequence_of(index) for index in indices]
+    return [int(windows[index]["time"] // (GROUP_DAYS * DAY)) for index in indices]
 
 
 def spread_windows(count: int, available: int, seed: int = 0) -> list[int]:
