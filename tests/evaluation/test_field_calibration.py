@@ -14,16 +14,10 @@ from weather_records import record
 from marigold_uq.calibration import Calibration
 from marigold_uq.data.fields import Trajectories, Transitions, WeatherSequences
 from marigold_uq.evaluation.fields import calibration
-from marigold_uq.evaluation.fields.calibration import (
-    LEAST_DAMPING,
-    CalibrationOptions,
-    allot_windows,
-    best_dampings,
-    calibrate_field,
-    smooth,
-    untouched_windows,
-)
+from marigold_uq.evaluation.fields.calibration import CalibrationOptions, calibrate_field
+from marigold_uq.evaluation.fields.calibration_windows import allot_windows, untouched_windows
 from marigold_uq.evaluation.fields.forecasters import PipelineForecaster
+from marigold_uq.evaluation.fields.lead_factors import LEAST_DAMPING, best_dampings, smooth
 from marigold_uq.evaluation.fields.scores import score_forecasts
 from marigold_uq.pipelines.field import FieldForecastPipeline
 
@@ -188,7 +182,7 @@ def test_calibration_damps_a_model_that_trusts_states_without_memory() -> None:
 
 def test_choice_colour_and_intervals_have_windows_of_their_own() -> None:
     for count, available in ((16, 345), (3, 16), (60, 160), (16, 20_000)):
-        windows = allot_windows(CalibrationOptions(num_windows=count), available)
+        windows = allot_windows(count, 64, 128, available)
         assert len(windows.scored) == min(count, available // 2)
         assert len(windows.fitted) == pytest.approx(min(64, available // 2), rel=0.2)
         assert windows.color
@@ -199,7 +193,7 @@ def test_choice_colour_and_intervals_have_windows_of_their_own() -> None:
 
 def test_intervals_are_calibrated_on_trajectories_that_no_choice_has_seen() -> None:
     windows = Transitions(process_data(400), num_leads=3)
-    allotted = allot_windows(CalibrationOptions(num_windows=16), len(windows))
+    allotted = allot_windows(16, 64, 128, len(windows))
     touched = {windows.sequence_of(i) for i in (*allotted.scored, *allotted.fitted, *allotted.color)}
     intervals = untouched_windows(windows, allotted)
     assert len(intervals) > 90

@@ -13,8 +13,6 @@ Last, on windows that took part in none of this, intervals get the half width th
 from __future__ import annotations
 
 import math
-import warnings
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -22,33 +20,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from scipy.optimize import minimize
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from marigold_uq.calibration import Calibration, choose_kappa, conformal_images, residual_ratio
+from marigold_uq.calibration import Calibration, conformal_images, residual_ratio
 from marigold_uq.data.fields import FieldSequences, Transitions
 from marigold_uq.denoising import predict_noise
 from marigold_uq.distributions import GaussianDistribution
+from marigold_uq.evaluation.fields.calibration_windows import allot_windows, untouched_windows
 from marigold_uq.evaluation.fields.forecasters import PipelineForecaster, Precision
-from marigold_uq.evaluation.fields.scores import spread_windows
-from marigold_uq.metrics import crps
+from marigold_uq.evaluation.fields.lead_factors import best_blends, best_dampings, best_kappas, smooth
 from marigold_uq.models.noise_color import NoiseColor
 from marigold_uq.models.season import Season
 from marigold_uq.pipelines.field import FieldForecastPipeline
-from marigold_uq.pipelines.field_output import blend, damp
+from marigold_uq.pipelines.field_output import damp
 
-COLOR_WINDOWS = 4
-"""Windows behind the colour for each that scores it."""
-SMOOTHED = 2
-"""Lead times on each side that a kappa or a damping is averaged with."""
-LEAST_DAMPING = 0.02
-"""Smallest share of the forecast that is kept."""
 LARGEST = 1e18
 """Members beyond it, whose squares single precision does not hold, have diverged."""
-LEAST_KAPPA = 1e-3
-"""Smallest kappa beside a share of the season's spread."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +134,7 @@ def calibrate_field(
     pipeline.register_modules(noise_color=None, season=season)
     leads = options.num_leads if list(config.targets) == list(config.variables) else 1
     windows = Transitions(validation, num_history=config.num_history, num_leads=leads, target_hours=target_hours)
-    allotted = allot_windows(options, len(windows))
+    allotted = allot_windows(options.num_windows, options.fit_windows, options.interval_windows, len(windows))
     rollouts = _rollouts(pipeline, windows, allotted.scored)
     coloured = options.color and _is_gaussian(pipeline)
     color = fit_color(pipeline, windows, allotted.color, options.seed) if coloured else None
@@ -163,67 +151,41 @@ def calibrate_field(
         raise FloatingPointError(
             f"{best.name}, {best.steps} steps: rollouts of {len(rollouts.ids)} windows diverge: train more"
         )
-    expected = rollouts.expected
-    dampings = None if expected is None else smooth(best_dampings(members, rollouts.target, expected))
-    members = _damped(members, dampings, rollouts)
-    shares = None
-    if season is None:
-        kappas = smooth(_best_kappas(members, rollouts.target)[0])
-    else:
-        usual = pipeline.season_deviations(np.asarray(rollouts.batch["time"]), leads)
-        kappas, shares = best_blends(members, rollouts.target, usual)
-    pipeline.set_calibration(chosen, kappas, dampings, shares)
+    factors = _fit_factors(pipeline, members, rollouts)
+    pipeline.set_calibration(chosen, *factors)
     scales, num_units = _interval_scales(pipeline, windows, untouched_windows(windows, allotted), options, best.steps)
     if scales is not None:
         promised = {"conformal_scale": scales, "coverage": options.coverage, "num_calibration": num_units}
-        pipeline.set_calibration(replace(chosen, **promised), kappas, dampings, shares)
+        pipeline.set_calibration(replace(chosen, **promised), *factors)
     return {
         "candidates": [one.to_dict() for one in comparison.candidates],
         "best": best.to_dict(),
-        "lead_kappas": kappas,
-        "lead_dampings": dampings,
-        "lead_season_shares": shares,
+        "lead_kappas": factors.kappas,
+        "lead_dampings": factors.dampings,
+        "lead_season_shares": factors.shares,
         "lead_interval_scales": scales,
         "num_interval_units": num_units,
     }
 
 
-class Windows(NamedTuple):
-    """Numbers of the windows that score candidates, fit kappas, give the colour, and calibrate intervals."""
+class Factors(NamedTuple):
+    """What the pipeline applies at each lead time."""
 
-    scored: list[int]
-    fitted: list[int]
-    color: list[int]
-    intervals: list[int]
-
-
-def allot_windows(options: CalibrationOptions, available: int) -> Windows:
-    """The data in 2 `num_windows` stretches: every other one scores and fits.
-
-    Of those between, every fourth gives the colour and the others calibrate intervals, so each part has its own.
-    """
-    count = options.num_windows
-    stretches = 2 * max(1, min(count, available // 2))
-    starts = [place * available // stretches for place in range(stretches)]  # those of `spread_windows`
-
-    def among(wanted: int, kinds: set[int], share: float) -> list[int]:
-        """About `wanted` windows, evenly, of the stretches whose number modulo 8 is one of `kinds`."""
-        places = spread_windows(round(wanted / share), available)
-        return [i for i in places if (bisect_right(starts, i) - 1) % 8 in kinds]
-
-    scored = spread_windows(stretches, available)[::2]
-    fitted = among(max(options.fit_windows, count), {0, 2, 4, 6}, 1 / 2)
-    color = among(COLOR_WINDOWS * count, {7} if stretches >= 8 else {1, 3, 5}, 1 / 8)
-    intervals = among(options.interval_windows, {1, 3, 5}, 3 / 8) if stretches >= 8 else []
-    return Windows(scored, fitted, color, intervals)
+    kappas: list[float]
+    dampings: list[float] | None
+    shares: list[float] | None
 
 
-def untouched_windows(windows: Transitions, allotted: Windows) -> list[int]:
-    """The windows for intervals without those of a trajectory that took part in a choice."""
-    if windows.sequences.num_sequences == 1:
-        return allotted.intervals
-    touched = {windows.sequence_of(i) for i in (*allotted.scored, *allotted.fitted, *allotted.color)}
-    return [i for i in allotted.intervals if windows.sequence_of(i) not in touched]
+def _fit_factors(pipeline: FieldForecastPipeline, members: Tensor, rollouts: Rollouts) -> Factors:
+    """Dampings where the season is known, then kappas, with shares of the season's spread where it was fitted."""
+    expected, target = rollouts.expected, rollouts.target
+    dampings = None if expected is None else smooth(best_dampings(members, target, expected))
+    members = _damped(members, dampings, rollouts)
+    if pipeline.season is None:
+        return Factors(smooth(best_kappas(members, target)[0]), dampings, None)
+    usual = pipeline.season_deviations(np.asarray(rollouts.batch["time"]), target.shape[1])
+    kappas, shares = best_blends(members, target, usual)
+    return Factors(kappas, dampings, shares)
 
 
 def _interval_scales(
@@ -255,20 +217,6 @@ def _rollouts(pipeline: FieldForecastPipeline, windows: Transitions, ids: list[i
     times = np.asarray(batch["time"])
     expected = pipeline.expected_states(times, windows.num_leads) if pipeline.encoder.config.seasonal else None
     return Rollouts(batch, ids, pipeline.encoder.select_targets(batch["future"]), expected)
-
-
-def smooth(factors: Sequence[float]) -> list[float]:
-    """Geometric means with neighbouring lead times; as many before as after, so the first and last keep their own."""
-    return [math.exp(value) for value in _near_means([math.log(factor) for factor in factors])]
-
-
-def _near_means(values: Sequence[float]) -> list[float]:
-    found = []
-    for lead in range(len(values)):
-        reach = min(SMOOTHED, lead, len(values) - 1 - lead)
-        near = values[lead - reach : lead + reach + 1]
-        found.append(math.fsum(near) / len(near))
-    return found
 
 
 def _is_gaussian(pipeline: FieldForecastPipeline) -> bool:
@@ -336,81 +284,18 @@ def _has_diverged(members: Tensor) -> bool:
 
 def _fit(members: Tensor, rollouts: Rollouts) -> Fit:
     """Dampings by least squares where the season is known, then kappas by the CRPS."""
-    kappas, after, before = _best_kappas(members, rollouts.target)
+    kappas, after, before = best_kappas(members, rollouts.target)
     if rollouts.expected is None:
         return Fit(None, kappas, after, before)
     dampings = best_dampings(members, rollouts.target, rollouts.expected)
-    kappas, after, _ = _best_kappas(_damped(members, dampings, rollouts), rollouts.target)
+    kappas, after, _ = best_kappas(_damped(members, dampings, rollouts), rollouts.target)
     return Fit(dampings, kappas, after, before)
-
-
-def best_dampings(members: Tensor, target: Tensor, expected: Tensor) -> tuple[float, ...]:
-    """For each lead time the d that makes e + d (ybar - e) closest to the truth, LEAST_DAMPING to 1.
-
-    Each variable counts in units of its own distance from the season's mean, so that units do not matter.
-    """
-    forecast, truth = members.mean(0) - expected, target - expected  # (B, L, C, *space)
-    unit = truth.square().transpose(0, 2).flatten(1).mean(1).sqrt().clamp(min=1e-12)  # (C,)
-    unit = unit.reshape(-1, *[1] * (truth.ndim - 3))
-    forecast, truth = forecast / unit, truth / unit
-    others = [axis for axis in range(forecast.ndim) if axis != 1]
-    share = (forecast * truth).sum(others) / forecast.square().sum(others).clamp(min=1e-12)
-    return tuple(share.clamp(LEAST_DAMPING, 1.0).tolist())
 
 
 def _damped(members: Tensor, dampings: Sequence[float] | None, rollouts: Rollouts) -> Tensor:
     if dampings is None or rollouts.expected is None:
         return members
     return damp(members, dampings, rollouts.expected)
-
-
-def _best_kappas(members: Tensor, target: Tensor) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
-    """The best kappa of each lead time, and its CRPS with and without."""
-    with warnings.catch_warnings():  # a kappa at a bound shows
-        warnings.simplefilter("ignore", UserWarning)
-        choices = [choose_kappa(members[:, :, lead], target[:, lead]) for lead in range(target.shape[1])]
-    return (
-        tuple(one.kappa for one in choices),
-        tuple(one.score for one in choices),
-        tuple(one.score_before for one in choices),
-    )
-
-
-def best_blends(members: Tensor, target: Tensor, season: Tensor) -> tuple[list[float], list[float]]:
-    """Kappas and shares of the season's deviation (B, L, C, *space) with the best CRPS of each lead time.
-
-    Their squares, which add up to a variance, are averaged with neighbouring lead times.
-    """
-    found = []
-    for lead in range(target.shape[1]):
-        here = members[:, :, lead : lead + 1], target[:, lead], season[:, lead : lead + 1]
-        found.append(_best_blend(*here))
-    columns = zip(*found, strict=True)
-    kappas, shares = ([math.sqrt(v) for v in _near_means([one**2 for one in column])] for column in columns)
-    return [max(kappa, LEAST_KAPPA) for kappa in kappas], shares
-
-
-def _best_blend(members: Tensor, target: Tensor, season: Tensor) -> tuple[float, float]:
-    """One lead time: members (M, B, 1, C, *space), target (B, C, *space), season (B, 1, C, *space)."""
-
-    def score(point: NDArray[np.float64]) -> float:
-        kappa, share = np.abs(point).tolist()
-        return float(crps(blend(members, [kappa], [share], season)[:, :, 0], target).mean())
-
-    with warnings.catch_warnings():  # a kappa at a bound shows
-        warnings.simplefilter("ignore", UserWarning)
-        alone = choose_kappa(members[:, :, 0], target).kappa
-    without = score(np.array([alone, 0.0]))
-    result = minimize(
-        score,
-        [0.8 * alone, 0.4],
-        method="Nelder-Mead",
-        options={"xatol": 0.01, "fatol": 1e-4 * without, "maxfev": 60},
-    )
-    if result.fun >= without:
-        return alone, 0.0
-    kappa, share = np.abs(result.x).tolist()
-    return kappa, share
 
 
 @contextmanager
