@@ -1,15 +1,20 @@
-"""The scripts of the field study: what they plan, before anything is trained."""
+"""The scripts of the field study: what they plan, before anything is trained; and calibration of a trained model."""
 
 import importlib.util
+import json
 from argparse import Namespace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import yaml
+from tiny_field import tiny_trajectories
 
+from marigold_uq.data.fields import write_trajectories
 from marigold_uq.evaluation.fields.study import VARIANTS, ModelRun, StudyTask
+from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.training.field_command import read_config
+from marigold_uq.training.field_run import train_field
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,6 +85,34 @@ def test_the_report_is_of_everything_that_is_there_whatever_was_asked_for(tmp_pa
     assert "# ks" in text
     assert "# burgers" in text
     assert "# air" not in text
+
+
+def test_a_trained_model_is_calibrated_beside_itself_and_only_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("h5py", reason="field files are HDF5")
+    data = tiny_trajectories(count=60)
+    write_trajectories(tmp_path / "walks.h5", [(0, data.states.numpy())], tuple(data.states.shape), data.x, data.t, {})
+    run = tmp_path / "run"
+    unet = '{"block_out_channels": [8, 8], "layers_per_block": 1, "embedding_channels": 8, "dropout": 0.0}'
+    config, text = read_config(
+        [
+            "--config", str(ROOT / "configs/field/ks_small.yaml"), "--data.pde.path", str(tmp_path / "walks.h5"),
+            "--model.unet", unet, "--training.max_steps", "2", "--training.optimizer.warmup_steps", "1",
+            "--training.output", str(run),
+        ]
+    )  # fmt: skip
+    calibrate = script("calibrate_field")
+    assert calibrate.main(["--run", str(run)]) == 2
+    assert "not a finished training" in capsys.readouterr().err
+    train_field(config, text)
+    small = ["--steps", "[1]", "--num_windows", "4", "--num_leads", "2", "--taus", "[]", "--num_members", "4"]
+    assert calibrate.main(["--run", str(run), *small]) == 0
+    assert "too few" in capsys.readouterr().err  # 15 validation trajectories promise nothing
+    pipeline = FieldForecastPipeline.from_pretrained(run / "calibrated")
+    assert pipeline.config.lead_kappas == json.loads((run / "calibration.json").read_text())["lead_kappas"]
+    assert calibrate.main(["--run", str(run), *small]) == 2
+    assert "exists: remove it" in capsys.readouterr().err
 
 
 def test_the_one_pass_baseline_has_one_step_from_pure_noise() -> None:

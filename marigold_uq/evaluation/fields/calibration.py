@@ -16,24 +16,28 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import default_collate
+from tqdm.auto import tqdm
 
 from marigold_uq.calibration import Calibration, conformal_images, residual_ratio
 from marigold_uq.data.fields import FieldSequences, Transitions
 from marigold_uq.denoising import predict_noise
 from marigold_uq.distributions import GaussianDistribution
 from marigold_uq.evaluation.fields.calibration_windows import allot_windows, untouched_windows
-from marigold_uq.evaluation.fields.forecasters import PipelineForecaster, Precision
+from marigold_uq.evaluation.fields.forecasters import PipelineForecaster, Precision, load_quietly
 from marigold_uq.evaluation.fields.lead_factors import best_blends, best_dampings, best_kappas, smooth
 from marigold_uq.models.noise_color import NoiseColor
 from marigold_uq.models.season import Season
 from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.pipelines.field_output import damp
+from marigold_uq.training.field_config import FieldData
+from marigold_uq.training.field_data import open_split, target_hours
 
 LARGEST = 1e18
 """Members beyond it, whose squares single precision does not hold, have diverged."""
@@ -116,6 +120,17 @@ class Fit(NamedTuple):
     before: tuple[float, ...]
 
 
+def calibrate_model(
+    folder: Path, data: FieldData, options: CalibrationOptions, *, verbose: bool = False
+) -> tuple[FieldForecastPipeline, dict[str, Any]]:
+    """The pipeline in a folder, calibrated on the validation part of the data that it was trained with."""
+    split, pipeline = open_split(data), load_quietly(folder)
+    pipeline.encoder.require_data(split.validation)
+    hours = target_hours(data)
+    found = calibrate_field(pipeline, split.validation, options, train=split.train, target_hours=hours, verbose=verbose)
+    return pipeline, found
+
+
 def calibrate_field(
     pipeline: FieldForecastPipeline,
     validation: FieldSequences,
@@ -123,10 +138,12 @@ def calibrate_field(
     *,
     train: FieldSequences | None = None,
     target_hours: Sequence[int] | None = None,
+    verbose: bool = False,
 ) -> dict[str, Any]:
     """Compare the candidates, store the best in the pipeline, and return all of them as plain numbers.
 
     `train` is what the model was trained with; a model that knows the season learns from it what else is usual then.
+    `verbose` shows a progress bar.
     """
     pipeline.set_calibration(Calibration())
     config = pipeline.encoder.config
@@ -139,7 +156,8 @@ def calibrate_field(
     coloured = options.color and _is_gaussian(pipeline)
     color = fit_color(pipeline, windows, allotted.color, options.seed) if coloured else None
     comparison = _Comparison(pipeline, rollouts, options, color)
-    best = comparison.run()
+    with tqdm(total=comparison.num_settings, desc="settings", disable=not verbose) as comparison.bar:
+        best = comparison.run()
     pipeline.register_modules(noise_color=color if best.colored else None)
     chosen = Calibration(
         tau=best.tau, num_steps=best.steps, num_members=options.num_members, note=f"{best.name} on {validation.source}"
@@ -155,8 +173,8 @@ def calibrate_field(
     pipeline.set_calibration(chosen, *factors)
     scales, num_units = _interval_scales(pipeline, windows, untouched_windows(windows, allotted), options, best.steps)
     if scales is not None:
-        promised = {"conformal_scale": scales, "coverage": options.coverage, "num_calibration": num_units}
-        pipeline.set_calibration(replace(chosen, **promised), *factors)
+        chosen = replace(chosen, conformal_scale=tuple(scales), coverage=options.coverage, num_calibration=num_units)
+        pipeline.set_calibration(chosen, *factors)
     return {
         "candidates": [one.to_dict() for one in comparison.candidates],
         "best": best.to_dict(),
@@ -236,11 +254,18 @@ class _Comparison:
         self.pipeline, self.rollouts, self.options, self.color = pipeline, rollouts, options, color
         self.candidates: list[Candidate] = []
         self._unit: tuple[float, ...] = ()
+        last, own = pipeline.scheduler.config.num_train_timesteps, pipeline.config.default_num_inference_steps
+        self.steps = sorted({min(steps, last) for steps in (*options.steps, own or last)})
+        self.bar = tqdm(disable=True)
+
+    @property
+    def num_settings(self) -> int:
+        """Rollouts that are made at most."""
+        return len(self.steps) * (1 if self.color is None else 2) + len(self.options.taus)
 
     def run(self) -> Candidate:
         """The best candidate of those that have kappas."""
-        last, own = self.pipeline.scheduler.config.num_train_timesteps, self.pipeline.config.default_num_inference_steps
-        for steps in sorted({min(steps, last) for steps in (*self.options.steps, own or last)}):
+        for steps in self.steps:
             for colored in [False] if self.color is None else [False, True]:
                 self._try(steps, 1.0, colored, ("as it is", "kappa"))
         best = self._best()
@@ -272,6 +297,7 @@ class _Comparison:
                 fitted, kappas=fit.kappas, dampings=fit.dampings, lead_crps=fit.after, score=self._score(fit.after)
             )
         self.candidates += [plain, fitted]
+        self.bar.update()
         return plain
 
     def _score(self, lead_crps: tuple[float, ...]) -> float:

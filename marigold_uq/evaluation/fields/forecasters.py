@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -83,6 +85,15 @@ def rounded_forward(network: nn.Module, dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         del network.forward
+
+
+def load_quietly(folder: Path) -> FieldForecastPipeline:
+    """A pipeline from a folder, without progress bars."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pipeline = FieldForecastPipeline.from_pretrained(folder)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
 
 
 class Persistence:

@@ -19,7 +19,8 @@ from marigold_uq.denoising import predict_noise
 from marigold_uq.distributions import CholeskyDistribution, LowRankDistribution, NoiseDistribution
 from marigold_uq.evaluation.fields import figures
 from marigold_uq.evaluation.fields.evaluation import CURVES, GROUPS, PAIRED, SHOWN
-from marigold_uq.evaluation.fields.study import ModelRun, load_quietly
+from marigold_uq.evaluation.fields.forecasters import load_quietly
+from marigold_uq.evaluation.fields.study import ModelRun
 from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.pipelines.field_output import FieldForecast
 from marigold_uq.training.field_command import read_config

@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from marigold_uq.data.fields import Transitions, statistics_of
-from marigold_uq.evaluation.fields.calibration import CalibrationOptions, calibrate_field
+from marigold_uq.evaluation.fields.calibration import CalibrationOptions, calibrate_model
 from marigold_uq.evaluation.fields.evaluation import MIN_SCALE_SHARE, FieldEvaluation, evaluate_field, fingerprint
-from marigold_uq.evaluation.fields.forecasters import PipelineForecaster
+from marigold_uq.evaluation.fields.forecasters import PipelineForecaster, load_quietly
 from marigold_uq.evaluation.fields.scores import score_forecasts, spread_windows
 from marigold_uq.evaluation.summary import as_json
 from marigold_uq.export import atomic_path
-from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.training.field_command import read_config
 from marigold_uq.training.field_data import open_split, target_hours
 from marigold_uq.training.field_run import train_field
@@ -148,16 +146,7 @@ class ModelRun:
         if (self.folder / "calibrated").exists():
             self._require_same("calibration.json", settings, "calibrated")
             return
-        config = self._config()
-        split = open_split(config.data)
-        pipeline = load_quietly(self.folder / "model")
-        found = calibrate_field(
-            pipeline,
-            split.validation,
-            self.task.calibration,
-            train=split.train,
-            target_hours=target_hours(config.data),
-        )
+        pipeline, found = calibrate_model(self.folder / "model", self._config().data, self.task.calibration)
         write_json(self.folder / "calibration.json", {**found, "seed": self.seed, "settings": settings})
         with replacing_folder(self.folder / "calibrated") as temporary:
             pipeline.save_pretrained(temporary)
@@ -227,15 +216,6 @@ def score_baseline(task: StudyTask, name: str, root: Path) -> dict[str, Any]:
         **task.evaluation,
     )
     return evaluate_field(replace(options, figures=False))
-
-
-def load_quietly(folder: Path) -> FieldForecastPipeline:
-    """A pipeline from a folder, without progress bars."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        pipeline = FieldForecastPipeline.from_pretrained(folder)
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline
 
 
 def write_json(path: Path, content: Any) -> None:
