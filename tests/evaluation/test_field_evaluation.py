@@ -284,12 +284,15 @@ def test_a_study_runs_all_its_stages_once_and_makes_its_tables_and_figures(data_
     assert f"| {expected:.3g} ± " in paired
     ratio = math.exp(np.mean([math.log(own[window][1] / base[window][1]) for window in base]))
     assert f"| {ratio:.3g} ± " in paired
-    summary = summary_table(collect(runs, "raw/metrics.json"), {"persistence": [baseline], **scores}, (1, 2))
+    both = {"persistence": [baseline], **scores}
+    summary = summary_table(collect(runs, "raw/metrics.json"), both, "rollout", 2, "persistence")
     cells = [cell.strip() for cell in summary.splitlines()[3].split("|")]
-    raw = collect(runs, "raw/metrics.json")["gaussian"][0]["one_step"]["crps"]["value"][0]
+    raw = collect(runs, "raw/metrics.json")["gaussian"][0]["rollout"]["crps"]["value"][1]
     assert cells[1:3] == ["gaussian", "1"]
     assert cells[3].split(" ± ")[0] == f"{raw:.4g}"
-    assert cells[9].split(" ± ")[0] == f"{scores['gaussian'][0]['rollout']['crps']['value'][1]:.4g}"
+    assert cells[5].split(" ± ")[0] == f"{scores['gaussian'][0]['rollout']['crps']['value'][1]:.4g}"
+    percent = 100 * expected / np.mean([base[window][1] for window in base])
+    assert cells[7].split(" ± ")[0] == f"{percent:+.1f}"
     steps = [row.split("|")[3].strip() for row in calibration_table(chosen).splitlines() if "| gaussian |" in row]
     assert steps == ["1", "2", "4"]  # 4 are the model's own
     for figure in (

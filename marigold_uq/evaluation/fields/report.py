@@ -62,26 +62,24 @@ def study_table(
     return "\n".join(lines)
 
 
-def summary_table(raw: Rows, calibrated: Rows, leads: Sequence[int]) -> str:
-    """Markdown: one step ahead before and after calibration, then CRPS, coverage and spread/skill at some lead times.
+def summary_table(raw: Rows, calibrated: Rows, part: str, lead: int, reference: str) -> str:
+    """Markdown: CRPS and coverage as trained and calibrated, and the difference from the row `reference` in percent.
 
-    Baselines are in `calibrated` alone.
+    Coverage is that of the members' 95 % quantiles, "interval" that of the calibrated interval. The difference is of
+    mean CRPS; "typical" is the geometric mean, over windows, of the ratio. Baselines are in `calibrated` alone.
     """
-    columns = [("crps, as trained", raw, "one_step", "crps", 1)]
-    columns += [
-        (f"{metric}, calibrated", calibrated, "one_step", metric, 1)
-        for metric in ("crps", "rmse", "coverage", "conformal_coverage", "spread_skill_ratio")
-    ]
-    columns += [
-        (f"{metric}, lead {lead}", calibrated, "rollout", metric, lead)
-        for lead in leads
-        if lead > 1
-        for metric in ("crps", "coverage", "conformal_coverage", "spread_skill_ratio")
-    ]
-    titles = [title.replace("spread_skill_ratio", "spread/skill").replace("_", " ") for title, *_ in columns]
-    lines = ["| model | seeds | " + " | ".join(titles) + " |", "|---" * (2 + len(columns)) + "|"]
+    own = [("crps", "crps"), ("coverage", "coverage")]
+    after = [("crps", "crps"), ("rmse", "rmse")]
+    last = [("coverage", "coverage"), ("interval", "conformal_coverage"), ("spread/skill", "spread_skill_ratio")]
+    titles = [f"{title}, as trained" for title, _ in own] + [title for title, _ in after]
+    titles += [f"- {reference} (%)", f"/ {reference}, typical", *(title for title, _ in last)]
+    lines = ["| model | seeds | " + " | ".join(titles) + " |", "|---" * (2 + len(titles)) + "|"]
+    base = calibrated.get(reference, [])
     for name, seeds in calibrated.items():
-        cells = [_cell(rows.get(name, []), part, metric, lead) for _, rows, part, metric, lead in columns]
+        cells = [_cell(raw.get(name, []), part, metric, lead) for _, metric in own]
+        cells += [_cell(seeds, part, metric, lead) for _, metric in after]
+        cells += ["", ""] if name == reference else _paired_cells(seeds, base, part, lead, percent=True)
+        cells += [_cell(seeds, part, metric, lead) for _, metric in last]
         lines.append(f"| {name} | {len(seeds)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -102,18 +100,24 @@ def _cell(seeds: Sequence[Mapping[str, Any]], part: str, metric: str, lead: int)
 
 
 def _paired_cells(
-    seeds: Sequence[Mapping[str, Any]], reference: Sequence[Mapping[str, Any]], part: str, lead: int
+    seeds: Sequence[Mapping[str, Any]],
+    reference: Sequence[Mapping[str, Any]],
+    part: str,
+    lead: int,
+    *,
+    percent: bool = False,
 ) -> list[str]:
     """Mean CRPS of the seeds against that of the reference's, over windows that all have: difference and ratio."""
     tables = [one.get(part, {}).get(PAIRED, {}) for one in (*reference, *seeds)]
     shared = sorted(set.intersection(*(set(table) for table in tables)))
-    if len(shared) < 2 or lead > len(tables[0][shared[0]]):
+    if not reference or len(shared) < 2 or lead > len(tables[0][shared[0]]):
         return ["", ""]
     scores = [np.array([table[window][lead - 1] for window in shared]) for table in tables]
     own, base = np.mean(scores[len(reference) :], 0), np.mean(scores[: len(reference)], 0)
     groups = [(seeds[0][part].get(GROUPS) or {}).get(window, window) for window in shared]
-    difference = own - base
-    cells = [f"{difference.mean():.3g} ± {grouped_error(difference, groups):.1g}"]
+    difference = (own - base) * (100 / base.mean() if percent else 1)
+    error = grouped_error(difference, groups)
+    cells = [f"{difference.mean():+.1f} ± {error:.1f}" if percent else f"{difference.mean():.3g} ± {error:.1g}"]
     if min(own.min(), base.min()) <= 0:  # the fair CRPS can be negative
         return [*cells, ""]
     logs = np.log(own / base)
