@@ -43,6 +43,7 @@ from marigold_uq.export import atomic_path
 CONFIGS = Path(__file__).parents[1] / "configs" / "field"
 FAMILIES = ["point", "gaussian", "mixture", "low_rank_kernel", "low_rank_projected", "sample"]
 OTHERS = ["gaussian_log", "one_pass", "point_uniform", "gaussian_uniform", "mixture_uniform"]
+LONGER = ["point_long", "gaussian_long", "mixture_long"]
 JOINT = ["gaussian", "low_rank_kernel", "low_rank_projected", "cholesky_kernel", "cholesky_energy"]
 CURVES = [
     "point", "gaussian", "mixture", "low_rank_kernel", "low_rank_projected", "sample",
@@ -51,7 +52,7 @@ CURVES = [
 MEMBERS = ["point", "gaussian", "low_rank_kernel"]
 """Models whose ranks and spectra are drawn."""
 PLAN = {
-    "burgers": ([*FAMILIES, *OTHERS], FAMILIES),
+    "burgers": ([*FAMILIES, *OTHERS, *LONGER], [*FAMILIES, *LONGER]),
     "ks": ([*FAMILIES, *OTHERS], FAMILIES),
     "air": ([*FAMILIES, "one_pass"],),
     "burgers_32": (JOINT, JOINT),
@@ -60,7 +61,7 @@ PLAN = {
 SHOWN_LEADS = {"burgers": (1, 5, 10), "ks": (1, 5, 10), "air": (1, 4, 8, 20), "burgers_32": (1, 10)}
 BASELINES = ("persistence", "climatology")
 REFERENCES = {
-    "burgers": ("point", "point_uniform"),
+    "burgers": ("point", "point_long"),
     "ks": ("point", "point_uniform"),
     "air": (*BASELINES, "point"),
     "burgers_32": ("gaussian",),

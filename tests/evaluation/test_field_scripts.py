@@ -37,7 +37,7 @@ def test_the_study_plans_every_family_and_first_seeds_first() -> None:
     seeds = [run.seed for run in runs]
     assert seeds == sorted(seeds)
     for pde in ("burgers", "ks"):
-        assert {run.variant for run in runs if run.task.name == pde and run.seed == 1} == set(study.FAMILIES)
+        assert {run.variant for run in runs if run.task.name == pde and run.seed == 1} >= set(study.FAMILIES)
         assert {run.variant for run in runs if run.task.name == pde and run.seed == 0} > {*study.FAMILIES, "one_pass"}
     assert {run.variant for run in runs} == set(VARIANTS)
     assert len({run.folder for run in runs}) == len(runs)
