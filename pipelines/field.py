@@ -127,13 +127,23 @@ class FieldForecastPipeline(PublishablePipeline):
         scale = read_calibration(self).conformal_scale
         return (scale,) if isinstance(scale, float) else scale
 
+    def _promise(self, num_members: int, num_leads: int) -> dict[str, Any]:
+        """Half widths and coverage of the interval, if this call is like those that it was calibrated with."""
+        calibration, scales = read_calibration(self), self.interval_scales
+        if scales is None:
+            return {}
+        alike = len(self.scheduler.timesteps) == (calibration.num_steps or len(self.scheduler.timesteps))
+        if not alike or num_members < (calibration.num_members or 2) or num_leads > len(scales):
+            return {}
+        return {"interval_scales": scales[:num_leads], "interval_coverage": calibration.coverage}
+
     @torch.no_grad()
     def __call__(
         self,
         state: Any,
         num_leads: int = 1,
         *,
-        num_members: int = 20,
+        num_members: int | None = None,
         time: ArrayLike | None = None,
         num_inference_steps: int | None = None,
         generator: Generators = None,
@@ -148,7 +158,7 @@ class FieldForecastPipeline(PublishablePipeline):
             state: The last `num_history` states, oldest first: (B, num_history, C, *space) (without B for one forecast,
                 without C for one variable), or an xarray Dataset with time and the model's grid.
             num_leads: Lead times, each one time step of the model after the other.
-            num_members: Members of each forecast.
+            num_members: Members of each forecast; None takes the number that the model was calibrated with, or 20.
             time: When the last state was, one or B of them: dates, or seconds since 1970; xarray brings its own.
             num_inference_steps: Denoising steps per lead time; None takes the calibrated number, the default, or all.
             generator: One generator, a list with one for each of the B x num_members chains (all members of the first
@@ -160,6 +170,7 @@ class FieldForecastPipeline(PublishablePipeline):
                 input.
         """
         start = read_states(state, time, self.encoder)
+        num_members = read_calibration(self).num_members or 20 if num_members is None else num_members
         self._check_call(num_leads, num_members, max_batch_size)
         self.prepare_steps(num_inference_steps)
         streams = self._streams(generator, len(start.history), num_members)
@@ -182,8 +193,7 @@ class FieldForecastPipeline(PublishablePipeline):
             init_times=start.time,
             epistemic=epistemic,
             quantile_levels=tuple(quantiles),
-            interval_scales=self.interval_scales,
-            interval_coverage=read_calibration(self).coverage,
+            **self._promise(num_members, num_leads),
         )
         wanted = output_type or ("xarray" if start.from_xarray else "pt")
         return forecast.to_xarray() if wanted == "xarray" else forecast

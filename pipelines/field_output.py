@@ -50,8 +50,10 @@ class FieldForecast(BaseOutput):
             members and used timesteps, of U_t = Var[x_0 | x_t], the variance of the head's law given that member's own
             state (see `marigold_uq.uncertainty`). Errors of earlier steps are not in it (they are in the spread), and
             it does not vanish for a perfect model of a random process.
-        interval_scales: (L,) half widths of the calibrated interval in spreads; None where none was calibrated.
-        interval_coverage: What that interval promises: the expected share of points inside, at each lead time.
+        interval_scales: (L,) half widths of the calibrated interval in spreads; None where none was calibrated, or for
+            other steps, fewer members or fewer lead times than this forecast has.
+        interval_coverage: What that interval promises: the expected share of all points and variables inside, at each
+            lead time.
     """
 
     members: Tensor
@@ -90,7 +92,10 @@ class FieldForecast(BaseOutput):
     def interval(self) -> tuple[Tensor, Tensor]:
         """Ends of the calibrated interval, each (B, L, C, *space): mean -+ scale_l spread at lead time l."""
         if self.interval_scales is None:
-            raise ValueError("this model's intervals are not calibrated: use quantile(levels), or run calibrate_field")
+            raise ValueError(
+                "there is no calibrated interval for this forecast: one holds for the calibrated lead times and number "
+                "of denoising steps, and for at least as many members. Use quantile(levels), or calibrate the model"
+            )
         return scaled_interval(self.members, self.interval_scales)
 
     def to_xarray(self, convention: Convention = "weatherbenchx", *, members: bool = True) -> Any:

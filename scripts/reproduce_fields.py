@@ -21,7 +21,7 @@ from typing import Any, get_args
 import torch
 from matplotlib.figure import Figure
 
-from marigold_uq.data.fields import Burgers, KuramotoSivashinsky, generate
+from marigold_uq.data.fields import Burgers, KuramotoSivashinsky, generate, read_trajectories
 from marigold_uq.evaluation.fields.calibration import CalibrationOptions
 from marigold_uq.evaluation.fields.forecasters import Precision
 from marigold_uq.evaluation.fields.report import (
@@ -116,8 +116,12 @@ def generate_data(folder: Path, tasks: Sequence[str]) -> None:
     burgers = Burgers(num_points=512, num_states=52, save_interval=0.02)
     for name, equation, stride in (("ks", KuramotoSivashinsky(num_points=128), 1), ("burgers", burgers, 4)):
         path = folder / f"{name}.h5"
-        if any(task.startswith(name) for task in tasks) and not path.exists():
+        if not any(task.startswith(name) for task in tasks):
+            continue
+        if not path.exists():
             generate(equation, path, NUM_TRAJECTORIES, point_stride=stride)
+        elif len(read_trajectories(path)) != NUM_TRAJECTORIES:
+            raise FileExistsError(f"{path} does not hold the study's {NUM_TRAJECTORIES} trajectories: remove it")
 
 
 def plan(args: argparse.Namespace, tasks: dict[str, StudyTask]) -> list[ModelRun]:
@@ -185,7 +189,7 @@ def _task_tables(output: Path, name: str, runs: list[ModelRun]) -> list[str]:
     parts = [f"# {name}", "\n## Summary, one step ahead\n", summary_table(raw, summary, "one_step", 1, reference)]
     for lead in SHOWN_LEADS[name]:
         if lead > 1:
-            parts += [f"\n## Summary, lead time {lead}\n", summary_table(raw, summary, "rollout", lead, reference)]
+            parts += [f"\n## Summary, lead time {lead}\n", summary_table({}, summary, "rollout", lead, reference)]
     parts += ["\n## One step ahead, as trained\n", table({**baselines, **raw}, "one_step", 1)]
     parts += ["\n## One step ahead, calibrated\n", table({**baselines, **calibrated}, "one_step", 1)]
     for lead in SHOWN_LEADS[name]:
@@ -246,7 +250,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--tasks", nargs="+", choices=list(PLAN), default=list(PLAN))
     parser.add_argument("--variants", nargs="+", help="only these models")
     parser.add_argument("--seeds", nargs="+", type=int, help="only these seeds")
-    parser.add_argument("--max-steps", type=int, help="training steps, more than 100; the configs' by default")
+    parser.add_argument(
+        "--max-steps", type=int, help="training steps of every model, more than 100; the configs' by default"
+    )
     parser.add_argument("--report", action="store_true", help="no computation: tables and figures of what is there")
     parser.add_argument(
         "--air-precision",

@@ -22,15 +22,15 @@ from marigold_uq.evaluation.fields.scores import score_forecasts
 from marigold_uq.pipelines.field import FieldForecastPipeline
 
 
-def process_data(count: int = 40, seed: int = 0) -> Trajectories:
+def process_data(count: int = 40, seed: int = 0, num_states: int = 8) -> Trajectories:
     """Trajectories of the linear process."""
     process, generator = LinearProcess(), torch.Generator().manual_seed(seed)
     root = torch.linalg.cholesky(torch.diag(process.diag) + torch.outer(process.factor, process.factor))
     states = [torch.randn(count, POINTS, generator=generator, dtype=torch.float64) for _ in range(2)]
-    for _ in range(6):
+    for _ in range(num_states - 2):
         noise = torch.randn(count, POINTS, generator=generator, dtype=torch.float64) @ root.T
         states.append(process.mean_step(states[-2], states[-1]) + noise)
-    return Trajectories(torch.stack(states, 1).float(), np.arange(float(POINTS)), np.arange(8.0))
+    return Trajectories(torch.stack(states, 1).float(), np.arange(float(POINTS)), np.arange(float(num_states)))
 
 
 def too_wide_pipeline(factor: float) -> FieldForecastPipeline:
@@ -200,8 +200,11 @@ def test_intervals_are_calibrated_on_trajectories_that_no_choice_has_seen() -> N
     assert not touched & {windows.sequence_of(i) for i in intervals}
 
 
-def test_intervals_cover_what_they_promise_at_every_lead_time_even_where_the_law_is_far_too_wide() -> None:
-    """Fresh trajectories; about 120 units know the coverage to .01, 400 test windows of 5 points to .006."""
+def test_intervals_cover_what_they_promise_at_every_lead_time_where_the_law_is_far_too_wide(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without kappas a law of twice the spread wants q about 1; fresh trajectories know the coverage to .01."""
+    monkeypatch.setattr(calibration, "_fit_factors", lambda *_: calibration.Factors([1.0] * 3, None, None))
     pipeline = too_wide_pipeline(4.0)
     options = CalibrationOptions(steps=[1], num_windows=16, num_leads=3, taus=[])
     found = calibrate_field(pipeline, process_data(800), options)
@@ -209,12 +212,38 @@ def test_intervals_cover_what_they_promise_at_every_lead_time_even_where_the_law
     assert stored.coverage == 0.95
     assert stored.num_calibration == found["num_interval_units"] > 90
     assert list(pipeline.interval_scales or ()) == found["lead_interval_scales"]
-    fresh = process_data(400, seed=1)
-    forecaster = PipelineForecaster(pipeline, num_members=40, num_steps=1)
-    scores = score_forecasts(forecaster, Transitions(fresh, num_leads=3), range(0, 1600, 4), min_scale=1e-3)
+    assert all(0.8 < scale < 1.4 for scale in found["lead_interval_scales"])
+    windows = Transitions(process_data(400, seed=1), num_leads=3)
+    scores = score_forecasts(PipelineForecaster(pipeline, num_steps=1), windows, range(0, 1600, 4), min_scale=1e-3)
     for lead in range(3):
         assert 0.93 < float(scores["conformal_coverage"].value[lead]) < 0.98
+        assert float(scores["coverage"].value[lead]) > 0.99  # of the members' quantiles
         assert float(scores["conformal_width"].value[lead]) > 0
+    few = score_forecasts(PipelineForecaster(pipeline, num_members=1), windows, [0, 1], min_scale=1e-3)
+    assert "conformal_coverage" not in few  # the interval holds for 40 members
+
+
+def test_windows_of_one_trajectory_are_one_unit_and_one_trajectory_promises_nothing() -> None:
+    pipeline, long = perfect_pipeline(), process_data(1, num_states=400)
+    windows = Transitions(long, num_leads=2)
+    assert untouched_windows(windows, allot_windows(16, 64, 128, len(windows))) == []
+    options = CalibrationOptions(steps=[1], num_windows=4, num_leads=2, taus=[])
+    assert calibration._interval_scales(pipeline, windows, list(range(0, 300, 3)), options, 1) == (None, 1)
+    several = Transitions(process_data(30), num_leads=2)
+    scales, units = calibration._interval_scales(pipeline, several, list(range(len(several))), options, 1)
+    assert units == 30
+    assert scales is not None
+    assert len(scales) == 2
+
+
+def test_intervals_can_be_left_out_and_nonsense_is_refused_before_anything_is_rolled_out() -> None:
+    pipeline = perfect_pipeline()
+    options = CalibrationOptions(steps=[1], num_windows=8, num_leads=2, taus=[], interval_windows=0)
+    assert calibrate_field(pipeline, process_data(), options)["lead_interval_scales"] is None
+    with pytest.raises(ValueError, match="share within"):
+        CalibrationOptions(coverage=95)
+    with pytest.raises(ValueError, match=r"got \{'num_members': 1\}"):
+        CalibrationOptions(num_members=1)
 
 
 def test_too_few_trajectories_promise_nothing() -> None:

@@ -190,6 +190,26 @@ def test_errors_of_means_take_windows_of_one_trajectory_for_one() -> None:
     assert math.isnan(grouped_error(values, [0] * 50))
 
 
+def test_differences_in_percent_are_ratios_of_means_with_the_error_of_a_ratio() -> None:
+    """Half of the reference in every window is -50 % for certain; with noise a bootstrap over trajectories agrees."""
+    rng = np.random.default_rng(0)
+    base, groups = rng.gamma(0.5, size=400), [place // 2 for place in range(400)]
+
+    def scores(values: np.ndarray) -> dict[str, Any]:
+        crps = {str(i): [float(value)] for i, value in enumerate(values)}
+        return {"one_step": {"crps_of_windows": crps, "groups_of_windows": dict(zip(crps, groups, strict=True))}}
+
+    def cell(values: np.ndarray) -> str:
+        table = summary_table({}, {"base": [scores(base)], "own": [scores(values)]}, "one_step", 1, "base")
+        return table.splitlines()[-1].split("|")[5].strip()
+
+    assert cell(base / 2) == "-50.0 ± 0.0"
+    own = base * rng.uniform(1.5, 4.5, 400)
+    pairs = np.stack([own, base]).reshape(2, 200, 2).sum(-1)
+    drawn = pairs[:, rng.integers(0, 200, (2000, 200))].sum(-1)
+    assert float(cell(own).split(" ± ")[1]) == pytest.approx(100 * np.std(drawn[0] / drawn[1]), rel=0.15)
+
+
 def test_windows_are_grouped_by_trajectory_and_those_of_a_record_by_ten_days() -> None:
     windows = Transitions(walks(count=3))  # 6 windows each
     assert independent_groups(windows, [0, 5, 6, 17]) == [0, 0, 1, 2]

@@ -115,6 +115,14 @@ def test_a_trained_model_is_calibrated_beside_itself_and_only_once(
     assert "exists: remove it" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["ks_small", "burgers_small", "air_small"])
+def test_models_are_evaluated_on_the_split_that_they_were_trained_with(name: str) -> None:
+    train, evaluation = (
+        yaml.safe_load((ROOT / "configs/field" / f"{prefix}{name}.yaml").read_text()) for prefix in ("", "eval_")
+    )
+    assert train["data"] == evaluation["data"]
+
+
 def test_the_one_pass_baseline_has_one_step_from_pure_noise() -> None:
     task = StudyTask("ks", ["--config", str(ROOT / "configs/field/ks_small.yaml"), "--data.pde.path", "x.h5"])
     config, _ = read_config(ModelRun(task, "one_pass", 0, Path("out")).arguments)

@@ -125,19 +125,25 @@ def test_damping_is_between_0_and_1_and_needs_a_season() -> None:
 
 def test_the_calibrated_interval_is_the_mean_and_so_many_spreads_and_survives_saving(tmp_path: Path) -> None:
     pipeline = tiny_pipeline()
-    with pytest.raises(ValueError, match="not calibrated"):
+    with pytest.raises(ValueError, match="no calibrated interval"):
         _ = forecast(pipeline, history()).interval
-    pipeline.set_calibration(Calibration(conformal_scale=(2.0, 3.0), coverage=0.9, num_calibration=50))
+    promised = Calibration(
+        conformal_scale=(2.0, 3.0, 3.5), coverage=0.9, num_calibration=50, num_members=4, num_steps=2
+    )
+    pipeline.set_calibration(promised)
     pipeline.save_pretrained(tmp_path / "model")
     found = forecast(FieldForecastPipeline.from_pretrained(tmp_path / "model"), history())
     lower, upper = found.interval
-    scales = torch.tensor([2.0, 3.0, 3.0]).reshape(1, 3, 1, 1)  # the last one holds on
+    scales = torch.tensor([2.0, 3.0, 3.5]).reshape(1, 3, 1, 1)
     torch.testing.assert_close(upper - lower, 2 * scales * found.spread)
     torch.testing.assert_close((upper + lower) / 2, found.mean)
     assert found.interval_coverage == 0.9
     dataset = found.to_xarray()
     np.testing.assert_array_equal(dataset["u_upper"], upper[:, :, 0])
     assert dataset["u_lower"].dims == dataset["u_mean"].dims
+    assert len(pipeline(history(), 2).members) == 4  # the calibrated number is the default
+    for other in ({"num_leads": 4}, {"num_members": 3}, {"num_inference_steps": 1}):
+        assert forecast(pipeline, history(), **other).interval_scales is None
 
 
 def test_the_calibrated_number_of_steps_is_the_default_of_a_call() -> None:

@@ -7,7 +7,7 @@ members are as smooth as the truth shows only once they are fed back. Several ta
 The winner and its kappas, smoothed over lead times, are stored in the pipeline. Where the model knows the season, the
 mean forecast of each lead time is first damped towards the season's mean, by least squares; there every candidate with
 kappas has its dampings too, and with the training part at hand the stored spread also gets a share of the season's own.
-Last, on windows that took part in none of this, intervals get the half width that conformal risk control asks for.
+Last, on trajectories that took part in none of this, intervals get the half width that conformal risk control asks for.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from marigold_uq.distributions import GaussianDistribution
 from marigold_uq.evaluation.fields.calibration_windows import allot_windows, untouched_windows
 from marigold_uq.evaluation.fields.forecasters import PipelineForecaster, Precision, load_quietly
 from marigold_uq.evaluation.fields.lead_factors import best_blends, best_dampings, best_kappas, smooth
+from marigold_uq.evaluation.fields.scores import independent_groups
 from marigold_uq.models.noise_color import NoiseColor
 from marigold_uq.models.season import Season
 from marigold_uq.pipelines.field import FieldForecastPipeline
@@ -56,7 +57,7 @@ class CalibrationOptions:
         choice_members: Members behind the choice of steps, colour and tau; the fair CRPS needs few.
         taus: Tried beside 1.
         interval_windows: Validation windows behind the intervals, which no choice has seen; 0 leaves intervals out. The
-            unit is the trajectory where there are several.
+            unit is the trajectory, of a single record ten days: fewer than 19 units promise no 95 %.
         coverage: What the intervals promise: the expected share of points inside.
         color: Also try coloured noise, for family "gaussian".
         num_leads: Lead times of the rollouts; one for a model that cannot be rolled out.
@@ -78,6 +79,19 @@ class CalibrationOptions:
     seed: int = 1
     max_batch_size: int = 128
     mixed_precision: Precision = "no"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.coverage < 1:
+            raise ValueError(f"coverage is a share within (0, 1), 0.95 for 95 %; got {self.coverage}")
+        counts = {name: getattr(self, name) for name in ("num_windows", "fit_windows", "num_leads", "max_batch_size")}
+        wrong = {name: count for name, count in counts.items() if count < 1}
+        members = {name: getattr(self, name) for name in ("num_members", "choice_members")}
+        wrong |= {name: count for name, count in members.items() if count < 3}
+        if wrong or self.interval_windows < 0:
+            raise ValueError(
+                f"{', '.join(counts)} are at least 1, {', '.join(members)} at least 3, interval_windows not negative; "
+                f"got {wrong or self.interval_windows}"
+            )
 
 
 @dataclass(frozen=True)
@@ -121,10 +135,10 @@ class Fit(NamedTuple):
 
 
 def calibrate_model(
-    folder: Path, data: FieldData, options: CalibrationOptions, *, verbose: bool = False
+    folder: Path, data: FieldData, options: CalibrationOptions, *, device: str = "cpu", verbose: bool = False
 ) -> tuple[FieldForecastPipeline, dict[str, Any]]:
     """The pipeline in a folder, calibrated on the validation part of the data that it was trained with."""
-    split, pipeline = open_split(data), load_quietly(folder)
+    split, pipeline = open_split(data), load_quietly(folder).to(device)
     pipeline.encoder.require_data(split.validation)
     hours = target_hours(data)
     found = calibrate_field(pipeline, split.validation, options, train=split.train, target_hours=hours, verbose=verbose)
@@ -215,17 +229,18 @@ def _interval_scales(
 ) -> tuple[list[float] | None, int]:
     """Half widths in spreads, one per lead time, and the number of independent units behind them.
 
-    The share of a window's points outside is its loss, the trajectory the unit (the window, of a single record). None
-    where there are too few units for the promise, or no spread to scale.
+    The share of a window's points outside is its loss, and the unit is what is independent: the trajectory, or ten days
+    of a record. None where there are too few units for the promise, or no spread to scale.
     """
-    groups = ids if windows.sequences.num_sequences == 1 else [windows.sequence_of(index) for index in ids]
-    num_units = len(set(groups))
-    if num_units < math.ceil(1 / (1 - options.coverage) - 1e-9) - 1:
+    groups = independent_groups(windows, ids)
+    num_units, alpha = len(set(groups)), round(1 - options.coverage, 12)
+    if math.isinf(conformal_images([torch.zeros(1)] * len(ids), alpha, groups=groups, too_few="inf")):
         return None, num_units
     rollouts = _rollouts(pipeline, windows, ids)
     members = _members(pipeline, rollouts, options, steps, options.num_members)
+    if _has_diverged(members):
+        raise FloatingPointError(f"{steps} steps: rollouts of {len(ids)} windows for intervals diverge: train more")
     ratios = residual_ratio(members.mean(0), members.std(0), rollouts.target)  # (B, L, C, *space)
-    alpha = round(1 - options.coverage, 12)
     scales = [conformal_images(ratios[:, lead], alpha, groups=groups) for lead in range(ratios.shape[1])]
     return (scales if all(math.isfinite(scale) for scale in scales) else None), num_units
 

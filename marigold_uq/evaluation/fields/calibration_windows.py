@@ -6,7 +6,7 @@ from bisect import bisect_right
 from typing import NamedTuple
 
 from marigold_uq.data.fields import Transitions
-from marigold_uq.evaluation.fields.scores import spread_windows
+from marigold_uq.evaluation.fields.scores import independent_groups, spread_windows
 
 COLOR_WINDOWS = 4
 """Windows behind the colour for each that scores it."""
@@ -37,13 +37,13 @@ def allot_windows(num_scored: int, num_fitted: int, num_intervals: int, availabl
     scored = spread_windows(stretches, available)[::2]
     fitted = among(max(num_fitted, num_scored), {0, 2, 4, 6}, 1 / 2)
     color = among(COLOR_WINDOWS * num_scored, {7} if stretches >= 8 else {1, 3, 5}, 1 / 8)
-    intervals = among(num_intervals, {1, 3, 5}, 3 / 8) if stretches >= 8 else []
+    intervals = among(num_intervals, {1, 3, 5}, 3 / 8) if stretches >= 8 and num_intervals else []
     return Windows(scored, fitted, color, intervals)
 
 
 def untouched_windows(windows: Transitions, allotted: Windows) -> list[int]:
-    """The windows for intervals without those of a trajectory that took part in a choice."""
-    if windows.sequences.num_sequences == 1:
-        return allotted.intervals
-    touched = {windows.sequence_of(i) for i in (*allotted.scored, *allotted.fitted, *allotted.color)}
-    return [i for i in allotted.intervals if windows.sequence_of(i) not in touched]
+    """The windows for intervals without those of a trajectory (or ten days of a record) that took part in a choice."""
+    others = [*allotted.scored, *allotted.fitted, *allotted.color]
+    touched = set(independent_groups(windows, others))
+    own = independent_groups(windows, allotted.intervals)
+    return [i for i, group in zip(allotted.intervals, own, strict=True) if group not in touched]

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from marigold_uq.calibration import read_calibration
 from marigold_uq.data.fields import FieldDataError, FieldSequences
 from marigold_uq.data.fields.harmonics import DAY, YEAR
 from marigold_uq.pipelines.field import FieldForecastPipeline
@@ -47,9 +48,16 @@ class PipelineForecaster:
     ) -> None:
         self.pipeline, self.name, self.autocast = pipeline, name, AUTOCAST.get(mixed_precision)
         self.num_members, self.num_steps, self.seed, self.max_batch_size = num_members, num_steps, seed, max_batch_size
-        self.interval_scales = pipeline.interval_scales
         pipeline.set_progress_bar_config(disable=True)
         pipeline.unet.eval()
+
+    @property
+    def interval_scales(self) -> tuple[float, ...] | None:
+        """Of the model's calibrated interval, None where it holds for more members or other steps than these."""
+        calibration = read_calibration(self.pipeline)
+        enough = self.num_members >= (calibration.num_members or 2)
+        same = self.num_steps is None or self.num_steps == calibration.num_steps
+        return self.pipeline.interval_scales if enough and same else None
 
     def forecast(self, batch: dict[str, Any], ids: Sequence[int], num_leads: int) -> Tensor:
         """Members of the model; each window and member has its own seed."""

@@ -66,9 +66,11 @@ def summary_table(raw: Rows, calibrated: Rows, part: str, lead: int, reference: 
     """Markdown: CRPS and coverage as trained and calibrated, and the difference from the row `reference` in percent.
 
     Coverage is that of the members' 95 % quantiles, "interval" that of the calibrated interval. The difference is of
-    mean CRPS; "typical" is the geometric mean, over windows, of the ratio. Baselines are in `calibrated` alone.
+    mean CRPS; "typical" is the geometric mean, over windows, of the ratio. Errors behind differences and ratios take
+    windows of one trajectory for one, those behind other numbers do not. Baselines are in `calibrated` alone; `raw` may
+    be empty.
     """
-    own = [("crps", "crps"), ("coverage", "coverage")]
+    own = [("crps", "crps"), ("coverage", "coverage")] if raw else []
     after = [("crps", "crps"), ("rmse", "rmse")]
     last = [("coverage", "coverage"), ("interval", "conformal_coverage"), ("spread/skill", "spread_skill_ratio")]
     titles = [f"{title}, as trained" for title, _ in own] + [title for title, _ in after]
@@ -114,10 +116,13 @@ def _paired_cells(
         return ["", ""]
     scores = [np.array([table[window][lead - 1] for window in shared]) for table in tables]
     own, base = np.mean(scores[len(reference) :], 0), np.mean(scores[: len(reference)], 0)
-    groups = [(seeds[0][part].get(GROUPS) or {}).get(window, window) for window in shared]
-    difference = (own - base) * (100 / base.mean() if percent else 1)
-    error = grouped_error(difference, groups)
-    cells = [f"{difference.mean():+.1f} ± {error:.1f}" if percent else f"{difference.mean():.3g} ± {error:.1g}"]
+    groups = [seeds[0][part][GROUPS][window] for window in shared]
+    if percent:
+        share = own.mean() / base.mean()  # a ratio of two means over the same windows
+        error = 100 * grouped_error(own - share * base, groups) / base.mean()
+        cells = [f"{100 * (share - 1):+.1f} ± {error:.1f}"]
+    else:
+        cells = [f"{(own - base).mean():.3g} ± {grouped_error(own - base, groups):.1g}"]
     if min(own.min(), base.min()) <= 0:  # the fair CRPS can be negative
         return [*cells, ""]
     logs = np.log(own / base)

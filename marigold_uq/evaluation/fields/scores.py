@@ -26,7 +26,7 @@ from marigold_uq.pipelines.field_output import scaled_interval
 
 Select = Callable[[Tensor], Tensor]
 GROUP_DAYS = 10
-"""Weather further apart than this counts as independent."""
+"""Windows of a weather record that start in different stretches of this length count as independent; a rough rule."""
 
 
 def score_forecasts(
@@ -92,7 +92,7 @@ def accumulate_scores(
         members = select_members(forecaster.forecast(batch, some, windows.num_leads))
         _require_finite(forecaster, members, some)
         add_statistics(accumulator, members, target, some, weight, min_scale, level, generator)
-        if scales is not None:
+        if scales is not None and len(members) > 1:
             accumulator.update(interval_statistics(members, target, scales), some, weight=weight, keep=1)
     return accumulator
 
@@ -163,9 +163,11 @@ def independent_groups(windows: Transitions, indices: Sequence[int]) -> list[int
 
     Windows of one trajectory belong together; of a single dated record, those that start within the same GROUP_DAYS.
     """
-    if windows.sequences.num_sequences > 1 or not windows.sequences.calendar:
+    sequences = windows.sequences
+    if sequences.num_sequences > 1 or not sequences.calendar:
         return [windows.sequence_of(index) for index in indices]
-    return [int(windows[index]["time"] // (GROUP_DAYS * DAY)) for index in indices]
+    times = sequences.times(0)
+    return [int(times[windows.steps[index] - 1] // (GROUP_DAYS * DAY)) for index in indices]
 
 
 def spread_windows(count: int, available: int, seed: int = 0) -> list[int]:

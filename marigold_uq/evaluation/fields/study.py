@@ -18,6 +18,7 @@ from marigold_uq.evaluation.fields.scores import score_forecasts, spread_windows
 from marigold_uq.evaluation.summary import as_json
 from marigold_uq.export import atomic_path
 from marigold_uq.training.field_command import read_config
+from marigold_uq.training.field_config import FieldTrainConfig
 from marigold_uq.training.field_data import open_split, target_hours
 from marigold_uq.training.field_run import train_field
 from marigold_uq.training.run_folder import replacing_folder
@@ -150,14 +151,11 @@ class ModelRun:
         if (self.folder / "calibrated").exists():
             self._require_same("calibration.json", settings, "calibrated")
             return
-        pipeline, found = calibrate_model(self.folder / "model", self._config().data, self.task.calibration)
-        write_json(self.folder / "calibration.json", {**found, "seed": self.seed, "settings": settings})
-        with replacing_folder(self.folder / "calibrated") as temporary:
-            pipeline.save_pretrained(temporary)
+        calibrate_run(self.folder, self._config(), self.task.calibration)
 
     def _settings(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """What a result of the trained model depends on, as JSON has it."""
-        return json.loads(json.dumps({**options, "model": fingerprint(self.folder / "model")}))
+        return settings_of(self.folder, options)
 
     def _require_same(self, file: str, settings: Mapping[str, Any], *made: str) -> None:
         """Refuse results of other options, or of a model that was trained again since."""
@@ -206,6 +204,23 @@ class ModelRun:
         """A JSON file of this model, None where it is not there yet."""
         path = self.folder / name
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def settings_of(run: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options and the model of a run they were used with, as JSON has it."""
+    return json.loads(json.dumps({**options, "model": fingerprint(run / "model")}))
+
+
+def calibrate_run(
+    run: Path, config: FieldTrainConfig, options: CalibrationOptions, *, device: str = "cpu", verbose: bool = False
+) -> dict[str, Any]:
+    """RUN/calibration.json and the pipeline RUN/calibrated, from RUN/model."""
+    pipeline, found = calibrate_model(run / "model", config.data, options, device=device, verbose=verbose)
+    found |= {"seed": config.training.seed, "settings": settings_of(run, asdict(options))}
+    write_json(run / "calibration.json", found)
+    with replacing_folder(run / "calibrated") as temporary:
+        pipeline.save_pretrained(temporary)
+    return found
 
 
 def score_baseline(task: StudyTask, name: str, root: Path) -> dict[str, Any]:
