@@ -68,7 +68,7 @@ REFERENCES = {
 }
 """Task -> the rows that others are compared with, window by window."""
 SUMMARY_REFERENCE = {"burgers": "point", "ks": "point", "air": "climatology", "burgers_32": "gaussian"}
-"""Task -> the row that differences in percent are from."""
+"""Task -> the row that differences in percent are from; models trained longer are compared among themselves."""
 NUM_TRAJECTORIES = 2000
 PDE_SCORES = {"num_one_step": 512, "num_rollouts": 96, "num_leads": 10, "figures": False}
 AIR_SCORES = {"num_one_step": 144, "num_rollouts": 36, "num_leads": 20, "figures": False}
@@ -185,11 +185,16 @@ def _task_tables(output: Path, name: str, runs: list[ModelRun]) -> list[str]:
     raw, calibrated = collect(runs, "raw/metrics.json"), collect(runs, "calibrated_scores/metrics.json")
     chosen = collect(runs, "calibration.json")
     baselines, table = _baselines(output / name), partial(study_table, references=REFERENCES.get(name, ("point",)))
-    summary, reference = {**baselines, **calibrated}, SUMMARY_REFERENCE[name]
-    parts = [f"# {name}", "\n## Summary, one step ahead\n", summary_table(raw, summary, "one_step", 1, reference)]
-    for lead in SHOWN_LEADS[name]:
-        if lead > 1:
-            parts += [f"\n## Summary, lead time {lead}\n", summary_table({}, summary, "rollout", lead, reference)]
+    longer = {model: calibrated.pop(model) for model in LONGER if model in calibrated}
+    summaries = [("Summary", {**baselines, **calibrated}, SUMMARY_REFERENCE[name])]
+    summaries += [("Summary, trained longer", longer, LONGER[0])] if longer else []
+    calibrated |= longer
+    parts = [f"# {name}"]
+    for title, rows, reference in summaries:
+        parts += [f"\n## {title}, one step ahead\n", summary_table(raw, rows, "one_step", 1, reference)]
+        for lead in SHOWN_LEADS[name]:
+            if lead > 1:
+                parts += [f"\n## {title}, lead time {lead}\n", summary_table({}, rows, "rollout", lead, reference)]
     parts += ["\n## One step ahead, as trained\n", table({**baselines, **raw}, "one_step", 1)]
     parts += ["\n## One step ahead, calibrated\n", table({**baselines, **calibrated}, "one_step", 1)]
     for lead in SHOWN_LEADS[name]:

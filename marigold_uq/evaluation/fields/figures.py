@@ -47,7 +47,7 @@ def lead_time_curves(
             axes.set_ylim(min(low, least), max(high, most))
         elif metric != "gaussian_nll":
             axes.set_ylim(bottom=0)
-    figure.axes[0].legend(frameon=False, fontsize=7)
+    figure.axes[0].legend(frameon=False, fontsize=7, handlelength=3.2)
     return figure
 
 
@@ -187,7 +187,7 @@ def parameter_curves(
         _plain_numbers(axes.xaxis)
     axes.set(xlabel=xlabel, ylabel=ylabel)
     if curves:
-        axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
+        axes.legend(frameon=False, fontsize=8, handlelength=3.2, loc="center left", bbox_to_anchor=(1.01, 0.5))
     return figure
 
 
