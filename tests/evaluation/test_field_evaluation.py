@@ -16,6 +16,7 @@ from weather_records import record
 
 from marigold_uq.data.fields import Trajectories, Transitions, WeatherSequences, write_trajectories
 from marigold_uq.distributions import CholeskyDistribution, LowRankDistribution
+from marigold_uq.evaluation.fields import figures
 from marigold_uq.evaluation.fields.calibration import CalibrationOptions
 from marigold_uq.evaluation.fields.evaluation import FieldEvaluation, evaluate_field, report
 from marigold_uq.evaluation.fields.forecasters import Climatology, Persistence, PipelineForecaster
@@ -179,6 +180,16 @@ def test_results_are_written_once_and_read_again(data_file: Path, tmp_path: Path
     rolled = evaluate_field(replace(options, output=tmp_path / "rolled", num_one_step=0, figures=False))
     assert rolled["rollout"]["rmse"] == metrics["rollout"]["rmse"]
     assert "one_step" not in rolled
+
+
+def test_a_model_has_one_colour_in_all_panels_and_one_entry_in_the_legend() -> None:
+    values = {"rmse": {"persistence": [1.0, 2.0], "point": [0.5, 1.0]}, "coverage": {"point": [0.9, 0.9]}}
+    figure = figures.lead_time_curves(values, [1.0, 2.0], expected_coverage=0.95)
+    colors = [{line.get_label(): line.get_color() for line in axes.get_lines()} for axes in figure.axes]
+    assert colors[0]["point"] == colors[1]["point"] != colors[0]["persistence"]
+    legend = figure.axes[-1].get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["persistence", "point"]
 
 
 def test_errors_of_means_take_windows_of_one_trajectory_for_one() -> None:

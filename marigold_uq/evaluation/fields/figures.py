@@ -19,7 +19,7 @@ TITLES = {
     "rmse": "RMSE of the mean",
     "crps": "CRPS",
     "energy_score": "energy score",
-    COVERAGE: "coverage of the 95 % interval",
+    COVERAGE: "coverage of the members' 95 %",
     RATIO: "spread / skill",
     "gaussian_nll": "Gaussian NLL",
 }
@@ -30,13 +30,16 @@ LEAST_RANGE = {COVERAGE: (0.88, 1.0), RATIO: (0.8, 1.2)}
 def lead_time_curves(
     values: Mapping[str, Curves], lead_times: Sequence[float], *, unit: str = "", expected_coverage: float | None = None
 ) -> Figure:
-    """One panel per metric (metric -> model -> value per lead time), one line per model."""
+    """One panel per metric (metric -> model -> value per lead time), one line per model, the same in all panels."""
+    places = {
+        label: place for place, label in enumerate(dict.fromkeys(m for curves in values.values() for m in curves))
+    }
     figure = Figure(figsize=(3.6 * len(values), 3.2), layout="constrained")
     for axes, (metric, curves) in zip(np.atleast_1d(figure.subplots(1, len(values))), values.items(), strict=True):
         _clean(axes)
-        for place, (label, line) in enumerate(curves.items()):
-            style = "-" if place < len(COLORS) else "--"
-            axes.plot(lead_times, line, style, marker="o", markersize=3, color=COLORS[place % len(COLORS)], label=label)
+        for label, line in curves.items():
+            style, color = "-" if places[label] < len(COLORS) else "--", COLORS[places[label] % len(COLORS)]
+            axes.plot(lead_times, line, style, marker="o", markersize=3, color=color, label=label)
         level = {COVERAGE: expected_coverage, RATIO: 1.0}.get(metric)
         if level is not None:
             axes.axhline(level, linestyle=":", label="honest", **REFERENCE)
@@ -47,7 +50,10 @@ def lead_time_curves(
             axes.set_ylim(min(low, least), max(high, most))
         elif metric != "gaussian_nll":
             axes.set_ylim(bottom=0)
-    figure.axes[0].legend(frameon=False, fontsize=7, handlelength=3.2)
+    fullest = max(figure.axes, key=lambda axes: len(axes.get_lines()))
+    handles = [line for line in fullest.get_lines() if line.get_label() in places]
+    beside = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)}
+    figure.axes[-1].legend(handles=handles, frameon=False, fontsize=8, handlelength=3.2, **beside)
     return figure
 
 
