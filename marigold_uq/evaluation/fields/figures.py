@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 from numpy.typing import ArrayLike
 
 from marigold_uq.plotting import COLORS, REFERENCE
@@ -45,6 +45,7 @@ def lead_time_curves(
             axes.axhline(level, linestyle=":", label="honest", **REFERENCE)
         axes.set_title(TITLES.get(metric, metric), fontsize=10)
         axes.set_xlabel(f"lead time {unit}".strip(), fontsize=9)
+        axes.xaxis.set_major_locator(MaxNLocator(5))
         if metric in LEAST_RANGE:
             (low, high), (least, most) = axes.get_ylim(), LEAST_RANGE[metric]
             axes.set_ylim(min(low, least), max(high, most))
