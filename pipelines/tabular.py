@@ -25,6 +25,8 @@ from marigold_uq.uncertainty import TrajectoryUncertainty, decompose_member_samp
 
 NETWORK_ROWS = 2**12
 """Network rows (models x rows x draws) of one chunk: activations stay in the cache; results do not depend on it."""
+BaselineOutput = tuple[Tensor, Tensor | None]
+"""What a baseline says about rows, (rows, C), and beyond, (rows, E)."""
 DRAWS_FOR_KAPPA = 20
 """kappa stretches draws around their mean, which a few of them do not know: each model makes at least so many."""
 
@@ -156,6 +158,7 @@ class TabularRegressionPipeline(PublishablePipeline):
         seed: int = 0,
         num_inference_steps: int | None = None,
         head_epistemic: bool = False,
+        baseline_output: BaselineOutput | None = None,
     ) -> TabularOutput:
         """Draw `num_samples` predictions for every row, shared evenly by the models of the stack.
 
@@ -166,12 +169,16 @@ class TabularRegressionPipeline(PublishablePipeline):
             num_inference_steps: Steps of the sampler, at least 1.
             head_epistemic: Also collect the paper's epistemic estimate along the trajectories
                 (`TrajectoryUncertainty.epistemic`); families without a spread of their own have none.
+            baseline_output: What to take for the baseline's answer about these rows instead of asking it, (rows, C) and
+                beyond (rows, E), as `describe` returns them: for rows that it was trained on, what it said out-of-fold.
         """
         matrix = self.encode(features)
         if num_samples < 1:
             raise ValueError(f"num_samples is at least 1; got {num_samples}")
         if num_inference_steps is not None and num_inference_steps < 1:
             raise ValueError(f"num_inference_steps is at least 1; got {num_inference_steps}")
+        if baseline_output is not None and len(baseline_output[0]) != len(matrix):
+            raise ValueError(f"baseline_output has {len(baseline_output[0])} rows, the features {len(matrix)}")
         steps = num_inference_steps or self.config.default_num_inference_steps
         self.scheduler.set_timesteps(steps or self.scheduler.config.num_train_timesteps)
         draws = -(-num_samples // self.network.config.num_models)  # per model, rounded up
@@ -179,7 +186,10 @@ class TabularRegressionPipeline(PublishablePipeline):
         size = max(1, NETWORK_ROWS // (draws * self.network.config.num_models))
         starts = range(0, max(1, len(matrix)), size)
         chunks = self.progress_bar(starts) if len(starts) > 1 else starts
-        parts = [self._sample_rows(matrix[i : i + size], draws, seed, head_epistemic) for i in chunks]
+        parts = [
+            self._sample_rows(matrix[i : i + size], draws, seed, head_epistemic, _rows_of(baseline_output, i, size))
+            for i in chunks
+        ]
         members = np.concatenate([samples for samples, _ in parts], axis=2)  # (S, n, rows, C)
         head = np.concatenate([spread for _, spread in parts]) if head_epistemic else None
         return TabularOutput(members, self._calibrated(members, num_samples), head)
@@ -195,14 +205,14 @@ class TabularRegressionPipeline(PublishablePipeline):
         return np.stack(columns, -1)[:num_samples]
 
     def _sample_rows(
-        self, matrix: NDArray[np.float64], num_draws: int, seed: int, watch: bool
+        self, matrix: NDArray[np.float64], num_draws: int, seed: int, watch: bool, said: BaselineOutput | None
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Samples (S, n, rows, C) of one chunk, and the head's epistemic estimate (rows, C)."""
         net = self.network
         num_models, num_rows, num_targets = net.config.num_models, len(matrix), net.config.num_targets
         rows = torch.tensor(matrix).to(net.feature_mean)  # a copy: the array may be read-only
         standardised = (rows - net.feature_mean.unsqueeze(1)) / net.feature_scale.unsqueeze(1)  # (S, rows, F)
-        baseline, features = (values.to(net.gate.dtype) for values in self._condition(standardised))
+        baseline, features = (values.to(net.gate.dtype) for values in self._condition(standardised, said))
         generators = row_generators(matrix, self.model_numbers, seed)
         x_T = initial_noise((num_models * num_rows, num_targets, num_draws), like=features, generator=generators)
         observer = TrajectoryUncertainty()
@@ -222,8 +232,12 @@ class TabularRegressionPipeline(PublishablePipeline):
             spread = variance.mean((0, 3)).sqrt()
         return samples.permute(0, 3, 1, 2).double().cpu().numpy(), spread.double().cpu().numpy()
 
-    def _condition(self, features: Tensor) -> tuple[Tensor, Tensor]:
+    def _condition(self, features: Tensor, said: BaselineOutput | None = None) -> tuple[Tensor, Tensor]:
         """What the baseline says (S, rows, C), and the features with what it says beyond, (S, rows, F + E)."""
+        if said is not None:
+            num_models = features.shape[0]
+            given = [values.to(features).expand(num_models, -1, -1) for values in said if values is not None]
+            return given[0], torch.cat([features, *given[1:]], -1)
         if self.baseline is None:
             return features.new_zeros(*features.shape[:2], self.network.config.num_targets), features
         repeats = features.shape[0] // self.baseline.config.num_models
@@ -251,6 +265,13 @@ def row_generators(matrix: NDArray[np.float64], models: Sequence[int], seed: int
         digest = hashlib.blake2b(row.tobytes(), digest_size=8).digest()
         keys.append((int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")))
     return [torch.Generator().manual_seed(member_seed(seed, m, *key)) for m in models for key in keys]
+
+
+def _rows_of(said: BaselineOutput | None, start: int, size: int) -> BaselineOutput | None:
+    if said is None:
+        return None
+    prediction, extras = said
+    return prediction[start : start + size], None if extras is None else extras[start : start + size]
 
 
 def nearest_value(samples: NDArray[np.float64], values: Sequence[float]) -> NDArray[np.float64]:

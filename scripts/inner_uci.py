@@ -53,7 +53,7 @@ def judge(features: np.ndarray, targets: np.ndarray, seed: int, options: dict[st
     samples = model.sample(features[held_out], 100)
     sampled = time.process_time()
     scores = score_rows(samples, targets[held_out], target_scale=float(targets[train].std()))
-    kept = {name: scores[name] for name in ("num_rows", "crps", "rmse", "coverage_95", "width_95")}
+    kept = {name: scores[name] for name in ("num_rows", "crps", "rmse", "coverage_50", "coverage_95", "width_95")}
     weights = getattr(model.pipeline_.baseline, "weights", None)
     return {
         **{name: float(f"{value:.5g}") for name, value in kept.items()},

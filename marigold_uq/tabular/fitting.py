@@ -38,6 +38,15 @@ class Table:
 
 
 @dataclass(frozen=True)
+class ValidationRows:
+    """What the baseline says, out-of-fold, about the rows on which each model stopped, in standardised units."""
+
+    rows: list[Tensor]  # indices into the model's table, (m,) each
+    predictions: list[Tensor]  # (m, C) each
+    extras: list[Tensor] | None  # (m, E) each
+
+
+@dataclass(frozen=True)
 class FittedStack:
     """S trained models: network and baseline carry the model axis, the scheduler is common."""
 
@@ -46,6 +55,8 @@ class FittedStack:
     """With experts one model per table, which its members share; else one per model of the network."""
     scheduler: DistributionalDDIMScheduler
     epochs: list[int]
+    validation: ValidationRows | None
+    """None without early stopping, and with a baseline that has seen the rows."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +136,8 @@ def fit_stack(
     scheduler = recipe.scheduler()
     network, trainer = build_denoiser(models, predictions, recipe, scheduler, extras)
     trainer.train(verbose=verbose, description="denoiser", checkpoints=checkpoints)
-    return FittedStack(network, baseline, scheduler, trainer.best_epochs)
+    validation = _describe_validation_rows(models, recipe, predictions, extras)
+    return FittedStack(network, baseline, scheduler, trainer.best_epochs, validation)
 
 
 def _fit_baseline(
@@ -258,6 +270,19 @@ def _validation_splits(models: Sequence[Standardised], recipe: Recipe) -> list[t
         held_out = torch.arange(len(order)) % recipe.num_members == member
         splits.append((order[~held_out], order[held_out]))
     return splits
+
+
+def _describe_validation_rows(
+    models: Sequence[Standardised], recipe: Recipe, predictions: Sequence[Tensor], extras: Sequence[Tensor] | None
+) -> ValidationRows | None:
+    if recipe.patience is None or recipe.baseline == "mlp":
+        return None
+    rows = [held_out for _, held_out in _validation_splits(models, recipe)]
+
+    def chosen(tables: Sequence[Tensor]) -> list[Tensor]:
+        return [values[index] for values, index in zip(tables, rows, strict=True)]
+
+    return ValidationRows(rows, chosen(predictions), None if extras is None else chosen(extras))
 
 
 def _split(model: Standardised, fraction: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,9 @@ FAMILIES = ("point", "gaussian", "mixture", "sample")
 
 PRESETS = ("default", "paper")
 
+FEW_ROWS = 500
+"""Below, the laws of `default` come out clearly too wide, and kappa is chosen on validation rows."""
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -44,6 +47,8 @@ class Recipe:
     fold_members: bool = False
     """Whether the validation rows of the members are different folds of the table instead of random shares."""
     calibration_fraction: float = 0.0
+    kappa_from_validation: bool = False
+    """Whether kappa is chosen on what each member says about its own validation rows (`check_kappa_rows`)."""
     scale_residual: bool = False
     """Whether the diffused residual is scaled to unit variance; the paper leaves it in units of the target."""
     snap: bool = False
@@ -140,6 +145,7 @@ def default_recipe(num_rows: int) -> Recipe:
         ema_decay=0.99,
         patience=max(10, max_epochs // 8) if num_rows >= 40 else None,
         fold_members=True,
+        kappa_from_validation=num_rows < FEW_ROWS,
         scale_residual=True,
         snap=True,
     )
@@ -152,6 +158,25 @@ def with_early_stopping(recipe: Recipe, early_stopping: bool | None) -> Recipe:
     if early_stopping and recipe.patience is None:
         return replace(recipe, patience=max(10, recipe.max_epochs // 8))
     return recipe
+
+
+def check_kappa_rows(recipe: Recipe, asked: bool | None) -> Recipe:
+    """Keep `kappa_from_validation` only where members have validation rows that the baseline has not seen.
+
+    If it was asked for and cannot be, that is an error; as a preset's choice it is dropped.
+    """
+    obstacle = None
+    if recipe.patience is None:
+        obstacle = "early stopping is off, so there are no validation rows"
+    elif recipe.baseline == "mlp":
+        obstacle = "the MLP baseline is fitted on all rows, its errors on validation rows are too small"
+    elif recipe.calibration_fraction:
+        obstacle = "kappa comes from the rows that calibration_fraction sets aside"
+    if obstacle is None or not recipe.kappa_from_validation:
+        return recipe
+    if asked:
+        raise ValueError(f"kappa_from_validation cannot be True: {obstacle}")
+    return replace(recipe, kappa_from_validation=False)
 
 
 def resolve_recipe(preset: str, num_rows: int, **changes: Any) -> Recipe:

@@ -16,10 +16,10 @@ from marigold_uq.calibration import choose_kappa, conformal_rows, residual_ratio
 from marigold_uq.metrics import central_interval, quantiles
 from marigold_uq.models.mlp import StackedBaseline, StackedModel
 from marigold_uq.pipelines.tabular import TabularOutput, TabularRegressionPipeline
-from marigold_uq.tabular.fitting import Table, fit_stack
+from marigold_uq.tabular.fitting import Table, ValidationRows, fit_stack
 from marigold_uq.tabular.known_values import known_values
 from marigold_uq.tabular.preprocessing import TabularEncoder, is_frame
-from marigold_uq.tabular.recipe import Recipe, resolve_recipe, with_early_stopping
+from marigold_uq.tabular.recipe import Recipe, check_kappa_rows, resolve_recipe, with_early_stopping
 
 Array = NDArray[np.float64]
 AnyStack = TypeVar("AnyStack", bound=StackedModel)
@@ -27,7 +27,7 @@ AnyStack = TypeVar("AnyStack", bound=StackedModel)
 LEAST_WEIGHT = 1e-12
 """Rows with a smaller weight, as a share of the largest, are left out: in single precision they would vanish."""
 ROWS_FOR_KAPPA = 20
-"""With fewer rows set aside kappa would be mostly noise and stays 1."""
+"""With fewer rows to choose it on kappa would be mostly noise and stays 1."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,9 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         num_timesteps, num_inference_steps: Of the diffusion and of the sampler.
         calibration_fraction: Share of the rows that is set aside for kappa (20 rows or more) and conformal intervals; 0
             for none. Where a target takes few values none are set aside.
+        kappa_from_validation: Choose kappa on what each member says about the rows that it stopped on, around
+            out-of-fold predictions of the baseline; not where a target takes few values. The preset "default" does so
+            for tables of fewer than 500 rows.
         snap: Whether draws of a target that takes few values go to the nearest of them.
         n_samples: Draws per row behind `predict`, quantiles and intervals; an interval between quantiles needs 39 of
             them for 95 %, with fewer it is that between the outermost draws.
@@ -101,6 +104,7 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         num_timesteps: int | None = None,
         num_inference_steps: int | None = None,
         calibration_fraction: float | None = None,
+        kappa_from_validation: bool | None = None,
         snap: bool | None = None,
         n_samples: int = 100,
         inference_dtype: str = "float64",
@@ -124,6 +128,7 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         self.num_timesteps = num_timesteps
         self.num_inference_steps = num_inference_steps
         self.calibration_fraction = calibration_fraction
+        self.kappa_from_validation = kappa_from_validation
         self.snap = snap
         self.n_samples = n_samples
         self.inference_dtype = inference_dtype
@@ -146,13 +151,15 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         random = check_random_state(self.random_state)
         self.seed_ = int(random.randint(2**31 - 1))
         values = known_values(targets) if self.recipe_.snap else None
-        if values is not None and self.recipe_.calibration_fraction:
+        if values is not None:
             # draws of few values often all agree: a spread of 0 can be neither stretched nor divided by
-            warnings.warn(
-                "a target takes few values: no rows are set aside for calibration (snap=False does)",
-                stacklevel=2,
-            )
-            self.recipe_ = replace(self.recipe_, calibration_fraction=0.0)
+            if self.recipe_.calibration_fraction or self.kappa_from_validation:
+                warnings.warn(
+                    "a target takes few values: no rows are set aside for calibration, and there is no kappa"
+                    " (snap=False changes that)",
+                    stacklevel=2,
+                )
+            self.recipe_ = replace(self.recipe_, calibration_fraction=0.0, kappa_from_validation=False)
         train, held_out = _set_aside(len(features), self.recipe_.calibration_fraction, random)
         table = Table(features[train], targets[train], weights[train])
         stack = fit_stack([table], self.recipe_, [self.seed_], verbose=bool(self.verbose))
@@ -169,6 +176,8 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         self.conformal_scores_: Array | None = None
         if len(held_out):
             self._calibrate(features[held_out], targets[held_out])
+        elif self.recipe_.kappa_from_validation and stack.validation is not None:
+            self._stretch(table, stack.validation)
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Array | tuple[Array, Array]:
@@ -228,7 +237,7 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         if self.early_stopping is False and self.patience is not None:
             raise ValueError(f"patience={self.patience} needs early stopping, but early_stopping is False")
         recipe = resolve_recipe(self.preset, num_rows, **{name: getattr(self, name) for name in names})
-        return with_early_stopping(recipe, self.early_stopping)
+        return check_kappa_rows(with_early_stopping(recipe, self.early_stopping), self.kappa_from_validation)
 
     def _check_training_data(self, X: Any, y: ArrayLike) -> tuple[Array, NDArray[Any]]:
         self._columns = TabularEncoder.fit(X) if is_frame(X) else None
@@ -265,14 +274,32 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
     def _calibrate(self, features: Array, targets: Array) -> None:
         """kappa by the CRPS, and conformal scores; mean +- q std does not change with kappa, so the rows serve both."""
         count = max(3, self.n_samples)
-        samples = torch.from_numpy(self.pipeline_(features, count, seed=self.seed_).samples)
-        truth = torch.from_numpy(targets)
-        if len(truth) >= ROWS_FOR_KAPPA:
-            kappa = [choose_kappa(samples[..., c], truth[:, c]).kappa for c in range(truth.shape[1])]
-            self.pipeline_.register_to_config(kappa=kappa)
+        self._choose_kappa(self.pipeline_(features, count, seed=self.seed_).samples, targets)
         output = self.pipeline_(features, count, seed=self.seed_)
         mean, std = torch.from_numpy(output.mean), torch.from_numpy(output.std)
-        self.conformal_scores_ = residual_ratio(mean, std, truth).numpy()
+        self.conformal_scores_ = residual_ratio(mean, std, torch.from_numpy(targets)).numpy()
+
+    def _stretch(self, table: Table, validation: ValidationRows) -> None:
+        """kappa from the validation rows of all members: neither the member nor the baseline was fitted on them."""
+        samples, rows = [], torch.cat(validation.rows).numpy()
+        for member, index in enumerate(validation.rows):
+            extras = None if validation.extras is None else validation.extras[member]
+            output = self.pipeline_.select(member)(
+                table.features[index.numpy()],
+                max(3, self.n_samples),
+                seed=self.seed_,
+                baseline_output=(validation.predictions[member], extras),
+            )
+            samples.append(output.samples)
+        self._choose_kappa(np.concatenate(samples, 1), table.targets[rows])
+
+    def _choose_kappa(self, samples: Array, targets: Array) -> None:
+        """The factors of best CRPS, one per target, for draws (n, rows, C)."""
+        if len(targets) < ROWS_FOR_KAPPA:
+            return
+        draws, truth = torch.from_numpy(samples), torch.from_numpy(targets)
+        kappa = [choose_kappa(draws[..., c], truth[:, c]).kappa for c in range(truth.shape[1])]
+        self.pipeline_.register_to_config(kappa=kappa)
 
     def _shaped(self, values: Array) -> Array:
         """Without the axis of outputs if y had none."""

@@ -1,0 +1,110 @@
+"""kappa of small tables: chosen on rows that neither the member nor the baseline was fitted on."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from marigold_uq.calibration import KappaChoice, choose_kappa
+from marigold_uq.tabular import DiffusionRegressor, regressor
+from marigold_uq.tabular.fitting import Table, fit_stack
+from marigold_uq.tabular.recipe import FEW_ROWS, default_recipe, resolve_recipe
+
+QUICK = {"num_members": 2, "max_epochs": 8, "baseline_epochs": 10, "num_inference_steps": 4, "n_samples": 20}
+
+
+def noise(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Targets that features know nothing about: whoever predicts them has seen them."""
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(rows, 3)), rng.normal(size=rows)
+
+
+def test_kappa_is_chosen_on_all_rows_by_laws_that_have_not_seen_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The correlation with pure noise has a standard deviation of 1/sqrt(300); that of a memory is near 1."""
+    asked: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def watched(samples: torch.Tensor, target: torch.Tensor) -> KappaChoice:
+        asked.append((samples, target))
+        return choose_kappa(samples, target)
+
+    monkeypatch.setattr(regressor, "choose_kappa", watched)
+    x, y = noise(300)
+    model = DiffusionRegressor(random_state=0, **QUICK).fit(x, y)
+    ((samples, target),) = asked
+    np.testing.assert_array_equal(np.sort(target.numpy()), np.sort(y))
+    assert samples.shape == (20, 300)
+    assert abs(np.corrcoef(samples.mean(0), target)[0, 1]) < 4 / np.sqrt(300)
+    assert np.corrcoef(model.pipeline_.baseline(_standardised(model, x))[0, :, 0], y)[0, 1] > 0.5
+    assert model.pipeline_.config.kappa == [choose_kappa(samples, target).kappa]
+    assert model.conformal_scores_ is None
+
+
+def _standardised(model: DiffusionRegressor, x: np.ndarray) -> torch.Tensor:
+    network = model.pipeline_.network
+    return ((torch.from_numpy(x) - network.feature_mean[0]) / network.feature_scale[0]).unsqueeze(0)
+
+
+def test_kappa_stretches_the_same_draws() -> None:
+    x, y = noise(80)
+    model = DiffusionRegressor(random_state=0, **QUICK).fit(x, y)
+    plain = DiffusionRegressor(random_state=0, kappa_from_validation=False, **QUICK).fit(x, y)
+    assert plain.pipeline_.config.kappa is None
+    ratio = model.sample(x[:5], 40).std(0) / plain.sample(x[:5], 40).std(0)
+    np.testing.assert_allclose(ratio, model.pipeline_.config.kappa[0], rtol=1e-6)
+
+
+def test_every_row_stops_one_member_and_brings_what_the_baseline_said_without_it() -> None:
+    x, y = noise(60)
+    recipe = resolve_recipe("default", 60, **{name: QUICK[name] for name in QUICK if name != "n_samples"})
+    stack = fit_stack([Table(x, y[:, None], np.ones(60))], recipe, [0])
+    assert stack.validation is not None
+    assert sorted(torch.cat(stack.validation.rows).tolist()) == list(range(60))
+    said = torch.cat(stack.validation.predictions)[torch.cat(stack.validation.rows).argsort(), 0]
+    assert abs(np.corrcoef(said, y)[0, 1]) < 4 / np.sqrt(60)
+    assert stack.validation.extras is not None
+    assert [len(extras) for extras in stack.validation.extras] == [30, 30]
+
+
+def test_a_pipeline_takes_the_baselines_answer_from_outside() -> None:
+    x, y = noise(50)
+    pipeline = DiffusionRegressor(random_state=0, **QUICK).fit(x, y).pipeline_
+    network = pipeline.network
+    rows = (torch.from_numpy(x) - network.feature_mean[0]) / network.feature_scale[0]
+    prediction, extras = (values[0] for values in pipeline.baseline.describe(rows.unsqueeze(0)))
+    many = 300  # draws, so that the rows come in chunks
+    given = pipeline(x, many, baseline_output=(prediction, extras)).samples
+    np.testing.assert_allclose(given, pipeline(x, many).samples, atol=1e-9)
+    moved = pipeline(x, many, baseline_output=(prediction + 1, extras)).samples
+    assert np.median(moved - given) > 0.5 * y.std()
+    with pytest.raises(ValueError, match="baseline_output has 49 rows, the features 50"):
+        pipeline(x, baseline_output=(prediction[1:], extras[1:]))
+
+
+def test_the_rule_of_the_default_preset() -> None:
+    assert [default_recipe(rows).kappa_from_validation for rows in (FEW_ROWS - 1, FEW_ROWS)] == [True, False]
+    assert not resolve_recipe("paper", 100).kappa_from_validation
+
+
+@pytest.mark.parametrize(
+    ("options", "obstacle"),
+    [
+        ({"early_stopping": False}, "no validation rows"),
+        ({"baseline": "mlp"}, "fitted on all rows"),
+        ({"calibration_fraction": 0.5}, "calibration_fraction sets aside"),
+    ],
+)
+def test_where_it_cannot_be_it_is_dropped_or_refused(options: dict[str, Any], obstacle: str) -> None:
+    x, y = noise(50)
+    model = DiffusionRegressor(random_state=0, **QUICK, **options).fit(x, y)
+    assert not model.recipe_.kappa_from_validation
+    with pytest.raises(ValueError, match=obstacle):
+        DiffusionRegressor(kappa_from_validation=True, **QUICK, **options).fit(x, y)
+
+
+def test_targets_of_few_values_have_no_kappa_and_say_so_if_it_was_asked_for() -> None:
+    x, y = noise(100)
+    model = DiffusionRegressor(random_state=0, **QUICK).fit(x, np.sign(y))
+    assert model.pipeline_.config.kappa is None
+    with pytest.warns(UserWarning, match="there is no kappa"):
+        DiffusionRegressor(random_state=0, kappa_from_validation=True, **QUICK).fit(x, np.sign(y))
