@@ -169,16 +169,17 @@ class TabularRegressionPipeline(PublishablePipeline):
             num_inference_steps: Steps of the sampler, at least 1.
             head_epistemic: Also collect the paper's epistemic estimate along the trajectories
                 (`TrajectoryUncertainty.epistemic`); families without a spread of their own have none.
-            baseline_output: What to take for the baseline's answer about these rows instead of asking it, (rows, C) and
-                beyond (rows, E), as `describe` returns them: for rows that it was trained on, what it said out-of-fold.
+            baseline_output: What to take for the baseline's answer about these rows instead of asking it, (rows, C) in
+                standardised units, and beyond, (rows, E) scaled, for all models: one model of what `describe` returns.
+                For rows that the baseline was trained on, what it said out-of-fold.
         """
         matrix = self.encode(features)
         if num_samples < 1:
             raise ValueError(f"num_samples is at least 1; got {num_samples}")
         if num_inference_steps is not None and num_inference_steps < 1:
             raise ValueError(f"num_inference_steps is at least 1; got {num_inference_steps}")
-        if baseline_output is not None and len(baseline_output[0]) != len(matrix):
-            raise ValueError(f"baseline_output has {len(baseline_output[0])} rows, the features {len(matrix)}")
+        if baseline_output is not None:
+            self._check_baseline_output(baseline_output, len(matrix))
         steps = num_inference_steps or self.config.default_num_inference_steps
         self.scheduler.set_timesteps(steps or self.scheduler.config.num_train_timesteps)
         draws = -(-num_samples // self.network.config.num_models)  # per model, rounded up
@@ -193,6 +194,14 @@ class TabularRegressionPipeline(PublishablePipeline):
         members = np.concatenate([samples for samples, _ in parts], axis=2)  # (S, n, rows, C)
         head = np.concatenate([spread for _, spread in parts]) if head_epistemic else None
         return TabularOutput(members, self._calibrated(members, num_samples), head)
+
+    def _check_baseline_output(self, given: BaselineOutput, num_rows: int) -> None:
+        """Rows as the features, columns as the network expects."""
+        sizes = (self.network.config.num_targets, self.network.config.num_extras)
+        expected = [(num_rows, size) for size in sizes if size]
+        shapes = [tuple(values.shape) for values in given if values is not None]
+        if shapes != expected:
+            raise ValueError(f"expected a baseline_output of shapes {expected}; got {shapes}")
 
     def _calibrated(self, members: NDArray[np.float64], num_samples: int) -> NDArray[np.float64]:
         """Members in turn, stretched by kappa, then moved to known values; the first `num_samples` of them."""

@@ -15,7 +15,7 @@ FAMILIES = ("point", "gaussian", "mixture", "sample")
 PRESETS = ("default", "paper")
 
 FEW_ROWS = 500
-"""Below, the laws of `default` come out clearly too wide, and kappa is chosen on validation rows."""
+"""Below, kappa is chosen on validation rows (docs/tabular.md says on what this limit rests)."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ class Recipe:
     """Whether the validation rows of the members are different folds of the table instead of random shares."""
     calibration_fraction: float = 0.0
     kappa_from_validation: bool = False
-    """Whether kappa is chosen on what each member says about its own validation rows (`check_kappa_rows`)."""
+    """Whether kappa is chosen on what each member says about its own validation rows (`with_kappa_rows`)."""
     scale_residual: bool = False
     """Whether the diffused residual is scaled to unit variance; the paper leaves it in units of the target."""
     snap: bool = False
-    """Whether draws of a target that takes few values go to the nearest of them (`few_values`)."""
+    """Whether draws of a target that takes few values go to the nearest of them (`known_values`)."""
 
     def __post_init__(self) -> None:
         if self.noise_family not in FAMILIES:
@@ -160,7 +160,7 @@ def with_early_stopping(recipe: Recipe, early_stopping: bool | None) -> Recipe:
     return recipe
 
 
-def check_kappa_rows(recipe: Recipe, asked: bool | None) -> Recipe:
+def with_kappa_rows(recipe: Recipe, asked: bool | None) -> Recipe:
     """Keep `kappa_from_validation` only where members have validation rows that the baseline has not seen.
 
     If it was asked for and cannot be, that is an error; as a preset's choice it is dropped.
@@ -171,7 +171,7 @@ def check_kappa_rows(recipe: Recipe, asked: bool | None) -> Recipe:
     elif recipe.baseline == "mlp":
         obstacle = "the MLP baseline is fitted on all rows, its errors on validation rows are too small"
     elif recipe.calibration_fraction:
-        obstacle = "kappa comes from the rows that calibration_fraction sets aside"
+        obstacle = "calibration_fraction sets rows aside for kappa"
     if obstacle is None or not recipe.kappa_from_validation:
         return recipe
     if asked:

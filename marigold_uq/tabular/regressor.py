@@ -15,11 +15,11 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from marigold_uq.calibration import choose_kappa, conformal_rows, residual_ratio
 from marigold_uq.metrics import central_interval, quantiles
 from marigold_uq.models.mlp import StackedBaseline, StackedModel
-from marigold_uq.pipelines.tabular import TabularOutput, TabularRegressionPipeline
+from marigold_uq.pipelines.tabular import DRAWS_FOR_KAPPA, TabularOutput, TabularRegressionPipeline
 from marigold_uq.tabular.fitting import Table, ValidationRows, fit_stack
 from marigold_uq.tabular.known_values import known_values
 from marigold_uq.tabular.preprocessing import TabularEncoder, is_frame
-from marigold_uq.tabular.recipe import Recipe, check_kappa_rows, resolve_recipe, with_early_stopping
+from marigold_uq.tabular.recipe import Recipe, resolve_recipe, with_early_stopping, with_kappa_rows
 
 Array = NDArray[np.float64]
 AnyStack = TypeVar("AnyStack", bound=StackedModel)
@@ -32,7 +32,10 @@ ROWS_FOR_KAPPA = 20
 
 @dataclass(frozen=True)
 class TabularUncertainty:
-    """Standard deviations in units of y, each (rows[, outputs]); None where a model has no such estimate."""
+    """Standard deviations in units of y, each (rows[, outputs]); None where a model has no such estimate.
+
+    The total is calibrated, its parts are before kappa: with a kappa below 1 they may exceed it.
+    """
 
     total: Array
     epistemic: Array | None
@@ -67,8 +70,8 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         calibration_fraction: Share of the rows that is set aside for kappa (20 rows or more) and conformal intervals; 0
             for none. Where a target takes few values none are set aside.
         kappa_from_validation: Choose kappa on what each member says about the rows that it stopped on, around
-            out-of-fold predictions of the baseline; not where a target takes few values. The preset "default" does so
-            for tables of fewer than 500 rows.
+            out-of-fold predictions of the baseline (20 rows or more); not where a target takes few values. The preset
+            "default" does so for tables of fewer than 500 rows.
         snap: Whether draws of a target that takes few values go to the nearest of them.
         n_samples: Draws per row behind `predict`, quantiles and intervals; an interval between quantiles needs 39 of
             them for 95 %, with fewer it is that between the outermost draws.
@@ -138,7 +141,8 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
     def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train on rows X (rows, features) and targets y (rows,) or (rows, outputs).
 
-        Rows that weigh less than 1e-12 of the heaviest are left out; rows set aside for calibration all count alike.
+        Rows that weigh less than 1e-12 of the heaviest are left out; rows that kappa and intervals come from
+        all count alike.
         """
         features, targets = self._check_training_data(X, y)
         weights = _check_weights(sample_weight, features)
@@ -177,7 +181,7 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         if len(held_out):
             self._calibrate(features[held_out], targets[held_out])
         elif self.recipe_.kappa_from_validation and stack.validation is not None:
-            self._stretch(table, stack.validation)
+            self._kappa_from_validation(table, stack.validation)
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Array | tuple[Array, Array]:
@@ -237,7 +241,7 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         if self.early_stopping is False and self.patience is not None:
             raise ValueError(f"patience={self.patience} needs early stopping, but early_stopping is False")
         recipe = resolve_recipe(self.preset, num_rows, **{name: getattr(self, name) for name in names})
-        return check_kappa_rows(with_early_stopping(recipe, self.early_stopping), self.kappa_from_validation)
+        return with_kappa_rows(with_early_stopping(recipe, self.early_stopping), self.kappa_from_validation)
 
     def _check_training_data(self, X: Any, y: ArrayLike) -> tuple[Array, NDArray[Any]]:
         self._columns = TabularEncoder.fit(X) if is_frame(X) else None
@@ -273,25 +277,34 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
 
     def _calibrate(self, features: Array, targets: Array) -> None:
         """kappa by the CRPS, and conformal scores; mean +- q std does not change with kappa, so the rows serve both."""
-        count = max(3, self.n_samples)
+        count = self._draws_for_kappa
         self._choose_kappa(self.pipeline_(features, count, seed=self.seed_).samples, targets)
         output = self.pipeline_(features, count, seed=self.seed_)
         mean, std = torch.from_numpy(output.mean), torch.from_numpy(output.std)
         self.conformal_scores_ = residual_ratio(mean, std, torch.from_numpy(targets)).numpy()
 
-    def _stretch(self, table: Table, validation: ValidationRows) -> None:
-        """kappa from the validation rows of all members: neither the member nor the baseline was fitted on them."""
+    def _kappa_from_validation(self, table: Table, validation: ValidationRows) -> None:
+        """kappa from the validation rows of all members, around what the baseline said out-of-fold.
+
+        Neither was fitted on these rows; the member's stopping, the experts' weights, the process's hyper-parameters
+        and the scales of the columns did use them.
+        """
         samples, rows = [], torch.cat(validation.rows).numpy()
         for member, index in enumerate(validation.rows):
             extras = None if validation.extras is None else validation.extras[member]
             output = self.pipeline_.select(member)(
                 table.features[index.numpy()],
-                max(3, self.n_samples),
+                self._draws_for_kappa,
                 seed=self.seed_,
                 baseline_output=(validation.predictions[member], extras),
             )
             samples.append(output.samples)
         self._choose_kappa(np.concatenate(samples, 1), table.targets[rows])
+
+    @property
+    def _draws_for_kappa(self) -> int:
+        """As many as are drawn once there is a kappa: with fewer it would also make up for their noisy mean."""
+        return max(self.n_samples, DRAWS_FOR_KAPPA * self.recipe_.num_members)
 
     def _choose_kappa(self, samples: Array, targets: Array) -> None:
         """The factors of best CRPS, one per target, for draws (n, rows, C)."""

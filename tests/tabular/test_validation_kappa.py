@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from marigold_uq.calibration import KappaChoice, choose_kappa
-from marigold_uq.tabular import DiffusionRegressor, regressor
+from marigold_uq.tabular import DiffusionRegressor, fitting, regressor
 from marigold_uq.tabular.fitting import Table, fit_stack
 from marigold_uq.tabular.recipe import FEW_ROWS, default_recipe, resolve_recipe
 
@@ -33,7 +33,7 @@ def test_kappa_is_chosen_on_all_rows_by_laws_that_have_not_seen_them(monkeypatch
     model = DiffusionRegressor(random_state=0, **QUICK).fit(x, y)
     ((samples, target),) = asked
     np.testing.assert_array_equal(np.sort(target.numpy()), np.sort(y))
-    assert samples.shape == (20, 300)
+    assert samples.shape == (40, 300)  # two members draw at least 20 each once there is a kappa
     assert abs(np.corrcoef(samples.mean(0), target)[0, 1]) < 4 / np.sqrt(300)
     assert np.corrcoef(model.pipeline_.baseline(_standardised(model, x))[0, :, 0], y)[0, 1] > 0.5
     assert model.pipeline_.config.kappa == [choose_kappa(samples, target).kappa]
@@ -54,12 +54,24 @@ def test_kappa_stretches_the_same_draws() -> None:
     np.testing.assert_allclose(ratio, model.pipeline_.config.kappa[0], rtol=1e-6)
 
 
-def test_every_row_stops_one_member_and_brings_what_the_baseline_said_without_it() -> None:
+def test_every_row_stops_one_member_and_brings_what_the_baseline_said_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trained: list[Any] = []
+    original = fitting._split_rows
+
+    def watched(tables: Any, weights: Any, splits: Any, *others: Any) -> Any:
+        trained.extend(splits)
+        return original(tables, weights, splits, *others)
+
+    monkeypatch.setattr(fitting, "_split_rows", watched)
     x, y = noise(60)
     recipe = resolve_recipe("default", 60, **{name: QUICK[name] for name in QUICK if name != "n_samples"})
     stack = fit_stack([Table(x, y[:, None], np.ones(60))], recipe, [0])
     assert stack.validation is not None
     assert sorted(torch.cat(stack.validation.rows).tolist()) == list(range(60))
+    for (train, _), held_out in zip(trained, stack.validation.rows, strict=True):
+        assert sorted([*train.tolist(), *held_out.tolist()]) == list(range(60))
     said = torch.cat(stack.validation.predictions)[torch.cat(stack.validation.rows).argsort(), 0]
     assert abs(np.corrcoef(said, y)[0, 1]) < 4 / np.sqrt(60)
     assert stack.validation.extras is not None
@@ -77,8 +89,32 @@ def test_a_pipeline_takes_the_baselines_answer_from_outside() -> None:
     np.testing.assert_allclose(given, pipeline(x, many).samples, atol=1e-9)
     moved = pipeline(x, many, baseline_output=(prediction + 1, extras)).samples
     assert np.median(moved - given) > 0.5 * y.std()
-    with pytest.raises(ValueError, match="baseline_output has 49 rows, the features 50"):
+    with pytest.raises(ValueError, match=r"baseline_output of shapes \[\(50, 1\), .*got \[\(49, 1\)"):
         pipeline(x, baseline_output=(prediction[1:], extras[1:]))
+    with pytest.raises(ValueError, match=r"got \[\(50, 1\)\]"):
+        pipeline(x, baseline_output=(prediction, None))
+
+
+def test_kappa_does_not_depend_on_how_many_draws_predictions_take() -> None:
+    """Chosen on the 5 draws of n_samples it would be 1.6 times too large."""
+    x, y = noise(200)
+    few, many = (
+        DiffusionRegressor(random_state=0, **{**QUICK, "n_samples": count}).fit(x, y).pipeline_.config.kappa[0]
+        for count in (5, 100)
+    )
+    assert few == pytest.approx(many, rel=0.1)
+
+
+@pytest.mark.parametrize("baseline", ["trees", "none"])
+def test_each_of_two_targets_has_its_own_kappa_with_any_baseline_out_of_fold(baseline: str) -> None:
+    x, y = noise(120)
+    both = np.stack([y, 1000 * np.sign(y) * y**2], 1)
+    model = DiffusionRegressor(random_state=0, baseline=baseline, **QUICK).fit(x, both)
+    kappa = model.pipeline_.config.kappa
+    plain = DiffusionRegressor(random_state=0, baseline=baseline, kappa_from_validation=False, **QUICK).fit(x, both)
+    ratio = model.sample(x[:4], 40).std(0) / plain.sample(x[:4], 40).std(0)
+    np.testing.assert_allclose(ratio, np.tile(kappa, (4, 1)), rtol=1e-6)
+    assert kappa[0] != kappa[1]
 
 
 def test_the_rule_of_the_default_preset() -> None:
@@ -91,7 +127,7 @@ def test_the_rule_of_the_default_preset() -> None:
     [
         ({"early_stopping": False}, "no validation rows"),
         ({"baseline": "mlp"}, "fitted on all rows"),
-        ({"calibration_fraction": 0.5}, "calibration_fraction sets aside"),
+        ({"calibration_fraction": 0.5}, "calibration_fraction sets rows aside"),
     ],
 )
 def test_where_it_cannot_be_it_is_dropped_or_refused(options: dict[str, Any], obstacle: str) -> None:

@@ -33,6 +33,8 @@ from marigold_uq.training.interrupt import InterruptGuard
 NO_END = 2**31
 BASELINE_SETTINGS = ("dropout", "baseline_epochs", "batch_size", "learning_rate", "num_members")
 """What the baseline depends on, besides data and seed."""
+NOT_IN_TRAINING = ("max_epochs", "kappa_from_validation")
+"""What a saved state does not depend on."""
 
 
 class Interrupted(Exception):
@@ -69,9 +71,9 @@ class StackedTask:
         return [Standardised.of(table, member_seed(seed, member)) for table, seed in pairs for member in members]
 
     def identity(self, settings: Sequence[str] | None = None) -> dict[str, Any]:
-        """Data, seed and the settings that a saved state depends on (all but the number of epochs by default)."""
+        """Data, seed and the settings that a saved state depends on (all but `NOT_IN_TRAINING` by default)."""
         recipe = asdict(self.recipe)
-        names = [name for name in recipe if name != "max_epochs"] if settings is None else settings
+        names = [name for name in recipe if name not in NOT_IN_TRAINING] if settings is None else settings
         return {"data": dataset_digest(self.dataset), "seed": self.seed, **{name: recipe[name] for name in names}}
 
 
