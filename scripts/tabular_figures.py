@@ -4,8 +4,8 @@
     python scripts/tabular_figures.py --cells runs/uci --set concrete --output runs/figures
 
 The first fits a model to the first splits: intervals.png shows the test rows of split 0; calibration.png pools the test
-rows, "before" are the draws as the networks make them, "after" those that kappa stretched, chosen on rows set aside from
-training or on validation rows (only "draws" without a kappa). The second draws comparison.png of the columns that
+rows, "before" are the draws as the networks make them, "after" those that kappa stretched, chosen on rows set aside
+from training or on validation rows (only "draws" without a kappa). The second draws comparison.png of the columns that
 scripts/reproduce_uci.py has made. The files must not exist.
 """
 
