@@ -21,7 +21,8 @@ def test_the_table_is_made_from_the_cells() -> None:
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.key.name)
 def test_a_cell_has_all_splits_and_says_how_it_was_made(cell: Cell) -> None:
     assert len(cell.splits) == (5 if cell.key.dataset == "protein" else 20)
-    assert all(0 <= split["crps"] <= split["rmse"] for split in cell.splits)
+    # A law far too wide has a larger CRPS than the error of its mean, but not by more than its spread.
+    assert all(0 <= split["crps"] <= split["rmse"] + split["width_95"] / 2 for split in cell.splits)
     assert cell.facts["num_samples"] == 100
     assert {"data", "seed"} <= set(cell.facts["identity"])
     assert cell.facts["recipe"]["num_draws"] == 4
