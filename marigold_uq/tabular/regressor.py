@@ -309,6 +309,11 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
     def _choose_kappa(self, samples: Array, targets: Array) -> None:
         """The factors of best CRPS, one per target, for draws (n, rows, C)."""
         if len(targets) < ROWS_FOR_KAPPA:
+            if self.kappa_from_validation:
+                warnings.warn(
+                    f"there is no kappa: it needs {ROWS_FOR_KAPPA} validation rows, there are {len(targets)}",
+                    stacklevel=4,
+                )
             return
         draws, truth = torch.from_numpy(samples), torch.from_numpy(targets)
         kappa = [choose_kappa(draws[..., c], truth[:, c]).kappa for c in range(truth.shape[1])]

@@ -144,3 +144,12 @@ def test_targets_of_few_values_have_no_kappa_and_say_so_if_it_was_asked_for() ->
     assert model.pipeline_.config.kappa is None
     with pytest.warns(UserWarning, match="there is no kappa"):
         DiffusionRegressor(random_state=0, kappa_from_validation=True, **QUICK).fit(x, np.sign(y))
+
+
+def test_too_few_rows_for_kappa_are_named_only_if_it_was_asked_for(recwarn: pytest.WarningsRecorder) -> None:
+    x, y = noise(50)
+    options = {**QUICK, "num_members": 1, "random_state": 0}
+    assert DiffusionRegressor(**options).fit(x, y).pipeline_.config.kappa is None
+    assert not [warning for warning in recwarn if "kappa" in str(warning.message)]
+    with pytest.warns(UserWarning, match="needs 20 validation rows, there are 8"):
+        DiffusionRegressor(kappa_from_validation=True, **options).fit(x, y)
