@@ -186,6 +186,20 @@ def test_kappa_with_another_proper_score_and_a_mask():
     assert choose_kappa(samples, broken, mask=mask).kappa == pytest.approx(one.kappa, rel=1e-6)
 
 
+@pytest.mark.parametrize("score", [None, crps])
+def test_a_weight_of_kappa_is_a_number_of_copies(score):
+    generator = torch.Generator().manual_seed(5)
+    samples = torch.randn(7, 40, generator=generator, dtype=torch.float64)
+    target = torch.linspace(0.1, 3.0, 40, dtype=torch.float64) * torch.randn(40, generator=generator).double()
+    copies = torch.arange(40).remainder(4)  # some rows none at all
+    weighted = choose_kappa(samples, target, score=score, weights=copies)
+    repeated = choose_kappa(samples.repeat_interleave(copies, 1), target.repeat_interleave(copies), score=score)
+    assert weighted.kappa == pytest.approx(repeated.kappa, rel=1e-6)
+    assert weighted.score == pytest.approx(repeated.score, rel=1e-9)
+    assert weighted.score_before == pytest.approx(repeated.score_before, rel=1e-9)
+    assert weighted.kappa != pytest.approx(choose_kappa(samples, target, score=score).kappa, rel=1e-3)
+
+
 def test_kappa_leaves_the_mean_alone():
     samples = torch.randn(9, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     stretched = apply_kappa(samples, 0.3)
@@ -355,6 +369,8 @@ def three_draws() -> Tensor:
         (lambda: choose_steps_and_tau(lambda s, tau: three_draws(), torch.zeros(1), []), ValueError, "at least 1"),
         (lambda: choose_kappa(torch.zeros(2, 4), torch.zeros(4)), ValueError, "M >= 3"),
         (lambda: choose_kappa(torch.ones(5, 4), torch.zeros(4)), ValueError, "no spread"),
+        (lambda: choose_kappa(torch.ones(5, 4), torch.zeros(4), weights=-torch.ones(4)), ValueError, "not negative"),
+        (lambda: choose_kappa(torch.ones(5, 4), torch.zeros(4), weights=torch.zeros(4)), ValueError, "no coordinate"),
         (lambda: choose_kappa(torch.full((5, 4), math.nan), torch.zeros(4)), ValueError, "NaN or infinity"),
         (lambda: apply_kappa(three_draws(), 0.0), ValueError, "positive"),
         (lambda: conformal_rows(torch.zeros(18), 0.05), ValueError, "at least 19"),

@@ -147,6 +147,7 @@ def choose_kappa(
     *,
     score: Score | None = None,
     mask: Tensor | None = None,
+    weights: Tensor | None = None,
     bounds: tuple[float, float] = (0.01, 100.0),
 ) -> KappaChoice:
     """The kappa for which ybar + kappa (x - ybar) scores best; no resampling, the mean and so the RMSE stay.
@@ -161,19 +162,22 @@ def choose_kappa(
         target: (...), held out.
         score: another proper score than the fair CRPS.
         mask: True where a coordinate counts, broadcast to the target.
+        weights: how much a coordinate (with another score: an event) counts, broadcast like the mask; alike if None.
         bounds: of kappa.
     """
     _check_samples(samples, target, min_members=3)
+    if weights is not None and not bool(((weights >= 0) & torch.isfinite(weights)).all()):
+        raise ValueError("weights are finite and not negative")
     if not bool(torch.isfinite(samples).all()):
         raise ValueError("samples contain NaN or infinity; calibrate on finite predictions")
     samples, target = at_least_float32(samples), at_least_float32(target)
 
     def objective(kappa: float) -> float:
-        return _mean_score(score or crps, apply_kappa(samples, kappa), target, mask, f"kappa = {kappa:g}")
+        return _mean_score(score or crps, apply_kappa(samples, kappa), target, mask, f"kappa = {kappa:g}", weights)
 
     before = objective(1.0)
     if score is None:
-        kappa = _crps_kappa(samples, target, mask, bounds)
+        kappa = _crps_kappa(samples, target, mask, weights, bounds)
     else:
         curve = _search_log(objective, bounds, 60, 1e-4, "kappa")
         kappa = min(curve, key=lambda point: point[1])[0]
@@ -188,7 +192,9 @@ def apply_kappa(samples: Tensor, kappa: float) -> Tensor:
     return mean + kappa * (samples - mean)
 
 
-def _crps_kappa(samples: Tensor, target: Tensor, mask: Tensor | None, bounds: tuple[float, float]) -> float:
+def _crps_kappa(
+    samples: Tensor, target: Tensor, mask: Tensor | None, weights: Tensor | None, bounds: tuple[float, float]
+) -> float:
     """Root of the slope of the mean fair CRPS: mean_m d_m sign(kappa d_m - r) - g, d = x - ybar, r = y - ybar."""
     mean = samples.mean(0)
     deviation, residual = samples - mean, target - mean
@@ -199,7 +205,7 @@ def _crps_kappa(samples: Tensor, target: Tensor, mask: Tensor | None, bounds: tu
 
     def slope(kappa: float) -> float:
         change = (deviation * torch.sign(kappa * deviation - residual)).mean(0) - pair_spread
-        return float(change[keep].double().mean())
+        return _weighted_mean(change, keep, weights)
 
     low, high = _checked_bounds(bounds, "kappa")
     while high / low > 1 + 1e-7:
@@ -246,21 +252,33 @@ def _warn_at_bound(value: float, bounds: tuple[float, float], tolerance: float, 
         warnings.warn(f"the best {name} = {value:g} lies at a bound of {bounds}: widen the bounds", stacklevel=3)
 
 
-def _mean_score(score: Score, samples: Tensor, target: Tensor, mask: Tensor | None, where: str) -> float:
+def _mean_score(
+    score: Score, samples: Tensor, target: Tensor, mask: Tensor | None, where: str, weights: Tensor | None = None
+) -> float:
     _check_samples(samples, target, min_members=1)
     values = score(at_least_float32(samples), at_least_float32(target))
-    if mask is not None:
-        if mask.dtype != torch.bool:
-            raise TypeError(f"a mask is boolean, True where the score counts; got dtype {mask.dtype}")
-        values = values[mask.expand(values.shape)]
-    if not values.numel():
-        raise ValueError("no coordinate counts: the mask is False everywhere, or the target is empty")
-    mean = float(values.double().mean())
+    if mask is not None and mask.dtype != torch.bool:
+        raise TypeError(f"a mask is boolean, True where the score counts; got dtype {mask.dtype}")
+    keep = torch.ones_like(values, dtype=torch.bool) if mask is None else mask.expand(values.shape)
+    counts = keep if weights is None else keep & (weights.expand(values.shape) > 0)
+    if not bool(counts.any()):
+        raise ValueError(
+            "no coordinate counts: the mask is False everywhere, all weights are 0, or the target is empty"
+        )
+    mean = _weighted_mean(values, keep, weights)
     if not math.isfinite(mean):
         raise ValueError(
             f"the mean score at {where} is {mean}: samples or target are not finite where the mask is True"
         )
     return mean
+
+
+def _weighted_mean(values: Tensor, keep: Tensor, weights: Tensor | None) -> float:
+    kept = values[keep].double()
+    if weights is None:
+        return float(kept.mean())
+    kept_weights = weights.expand(values.shape)[keep].to(kept)
+    return float((kept_weights * kept).sum() / kept_weights.sum())
 
 
 def _check_samples(samples: Tensor, target: Tensor, min_members: int) -> None:

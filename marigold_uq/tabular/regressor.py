@@ -141,8 +141,8 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
     def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train on rows X (rows, features) and targets y (rows,) or (rows, outputs).
 
-        Rows that weigh less than 1e-12 of the heaviest are left out; rows that kappa and intervals come from
-        all count alike.
+        Rows that weigh less than 1e-12 of the heaviest are left out. Weights count in training and for kappa;
+        rows that conformal intervals come from count alike.
         """
         features, targets = self._check_training_data(X, y)
         weights = _check_weights(sample_weight, features)
@@ -179,7 +179,7 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         self.pipeline_.set_progress_bar_config(disable=not self.verbose)
         self.conformal_scores_: Array | None = None
         if len(held_out):
-            self._calibrate(features[held_out], targets[held_out])
+            self._calibrate(Table(features[held_out], targets[held_out], weights[held_out]))
         elif self.recipe_.kappa_from_validation and stack.validation is not None:
             self._kappa_from_validation(table, stack.validation)
         return self
@@ -275,13 +275,13 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         features = self._features(X)
         return self.pipeline_(features, int(count), seed=self.seed_, head_epistemic=head_epistemic)
 
-    def _calibrate(self, features: Array, targets: Array) -> None:
+    def _calibrate(self, table: Table) -> None:
         """kappa by the CRPS, and conformal scores; mean +- q std does not change with kappa, so the rows serve both."""
         count = self._draws_for_kappa
-        self._choose_kappa(self.pipeline_(features, count, seed=self.seed_).samples, targets)
-        output = self.pipeline_(features, count, seed=self.seed_)
+        self._choose_kappa(self.pipeline_(table.features, count, seed=self.seed_).samples, table.targets, table.weights)
+        output = self.pipeline_(table.features, count, seed=self.seed_)
         mean, std = torch.from_numpy(output.mean), torch.from_numpy(output.std)
-        self.conformal_scores_ = residual_ratio(mean, std, torch.from_numpy(targets)).numpy()
+        self.conformal_scores_ = residual_ratio(mean, std, torch.from_numpy(table.targets)).numpy()
 
     def _kappa_from_validation(self, table: Table, validation: ValidationRows) -> None:
         """kappa from the validation rows of all members, around what the baseline said out-of-fold.
@@ -299,14 +299,14 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
                 baseline_output=(validation.predictions[member], extras),
             )
             samples.append(output.samples)
-        self._choose_kappa(np.concatenate(samples, 1), table.targets[rows])
+        self._choose_kappa(np.concatenate(samples, 1), table.targets[rows], table.weights[rows])
 
     @property
     def _draws_for_kappa(self) -> int:
         """As many as are drawn once there is a kappa: with fewer it would also make up for their noisy mean."""
         return max(self.n_samples, DRAWS_FOR_KAPPA * self.recipe_.num_members)
 
-    def _choose_kappa(self, samples: Array, targets: Array) -> None:
+    def _choose_kappa(self, samples: Array, targets: Array, weights: Array) -> None:
         """The factors of best CRPS, one per target, for draws (n, rows, C)."""
         if len(targets) < ROWS_FOR_KAPPA:
             if self.kappa_from_validation:
@@ -315,8 +315,8 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
                     stacklevel=4,
                 )
             return
-        draws, truth = torch.from_numpy(samples), torch.from_numpy(targets)
-        kappa = [choose_kappa(draws[..., c], truth[:, c]).kappa for c in range(truth.shape[1])]
+        draws, truth, weight = torch.from_numpy(samples), torch.from_numpy(targets), torch.from_numpy(weights)
+        kappa = [choose_kappa(draws[..., c], truth[:, c], weights=weight).kappa for c in range(truth.shape[1])]
         self.pipeline_.register_to_config(kappa=kappa)
 
     def _shaped(self, values: Array) -> Array:

@@ -24,9 +24,9 @@ def test_kappa_is_chosen_on_all_rows_by_laws_that_have_not_seen_them(monkeypatch
     """The correlation with pure noise has a standard deviation of 1/sqrt(300); that of a memory is near 1."""
     asked: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def watched(samples: torch.Tensor, target: torch.Tensor) -> KappaChoice:
+    def watched(samples: torch.Tensor, target: torch.Tensor, weights: torch.Tensor) -> KappaChoice:
         asked.append((samples, target))
-        return choose_kappa(samples, target)
+        return choose_kappa(samples, target, weights=weights)
 
     monkeypatch.setattr(regressor, "choose_kappa", watched)
     x, y = noise(300)
@@ -153,3 +153,22 @@ def test_too_few_rows_for_kappa_are_named_only_if_it_was_asked_for(recwarn: pyte
     assert not [warning for warning in recwarn if "kappa" in str(warning.message)]
     with pytest.warns(UserWarning, match="needs 20 validation rows, there are 8"):
         DiffusionRegressor(kappa_from_validation=True, **options).fit(x, y)
+
+
+def test_kappa_follows_the_weights_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = noise(100)
+    weights = np.random.default_rng(1).uniform(0.5, 2.0, size=100)
+    asked: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def watched(samples: torch.Tensor, target: torch.Tensor, weights: torch.Tensor) -> KappaChoice:
+        asked.append((target, weights))
+        return choose_kappa(samples, target, weights=weights)
+
+    monkeypatch.setattr(regressor, "choose_kappa", watched)
+    for options in ({}, {"calibration_fraction": 0.3}):
+        DiffusionRegressor(random_state=0, **QUICK, **options).fit(x, y, sample_weight=weights)
+    given = dict(zip(y, weights / weights.mean(), strict=True))
+    assert [len(target) for target, _ in asked] == [100, 30]
+    for target, used in asked:
+        ratio = used.numpy() / np.array([given[value] for value in target.numpy()])
+        np.testing.assert_allclose(ratio, ratio[0])
