@@ -311,7 +311,7 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         if len(targets) < ROWS_FOR_KAPPA:
             if self.kappa_from_validation:
                 warnings.warn(
-                    f"there is no kappa: it needs {ROWS_FOR_KAPPA} validation rows, there are {len(targets)}",
+                    f"there is no kappa: it needs {ROWS_FOR_KAPPA} held-out rows, there are {len(targets)}",
                     stacklevel=4,
                 )
             return

@@ -151,7 +151,7 @@ def test_too_few_rows_for_kappa_are_named_only_if_it_was_asked_for(recwarn: pyte
     options = {**QUICK, "num_members": 1, "random_state": 0}
     assert DiffusionRegressor(**options).fit(x, y).pipeline_.config.kappa is None
     assert not [warning for warning in recwarn if "kappa" in str(warning.message)]
-    with pytest.warns(UserWarning, match="needs 20 validation rows, there are 8"):
+    with pytest.warns(UserWarning, match="needs 20 held-out rows, there are 8"):
         DiffusionRegressor(kappa_from_validation=True, **options).fit(x, y)
 
 
