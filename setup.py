@@ -22,6 +22,8 @@ EXTRAS = {
     "weather": WEATHER,
 }
 
+PIPELINES = ["marigold_uq.pipelines", *(f"marigold_uq.pipelines.{name}" for name in find_packages("pipelines"))]
+
 setup(
     name="marigold_uq",
     version="0.1.0",
@@ -30,7 +32,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
-    packages=[*find_packages(include=["marigold_uq", "marigold_uq.*"]), "marigold_uq.pipelines"],
+    packages=[*find_packages(include=["marigold_uq", "marigold_uq.*"]), *PIPELINES],
     package_dir={"marigold_uq": "marigold_uq", "marigold_uq.pipelines": "pipelines"},
     package_data={"marigold_uq": ["py.typed", "assets/**/*"]},
     install_requires=[

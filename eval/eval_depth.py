@@ -7,7 +7,7 @@ torchrun --nproc_per_node 8 eval/eval_depth.py ...
 
 import sys
 
-from marigold_uq.evaluation.command import main
+from marigold_uq.depth.evaluation.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

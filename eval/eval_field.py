@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from jsonargparse import ActionConfigFile, ArgumentParser
 
-from marigold_uq.evaluation.fields.evaluation import FieldEvaluation, evaluate_field, report
+from marigold_uq.field.evaluate import FieldEvaluation, evaluate_field, report
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

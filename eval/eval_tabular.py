@@ -15,9 +15,9 @@ from typing import Any
 
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
-from marigold_uq.data.tables import TableSource
-from marigold_uq.evaluation.tabular.command import UCISource, evaluate_run, evaluate_uci, write_evaluation
 from marigold_uq.tabular import DiffusionRegressor
+from marigold_uq.tabular.data import TableSource
+from marigold_uq.tabular.evaluate import UCISource, evaluate_run, evaluate_uci, write_evaluation
 
 
 def make_parser() -> ArgumentParser:

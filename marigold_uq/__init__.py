@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from marigold_uq.data.synthetic import ProceduralScenes
+    from marigold_uq.depth.scenes import ProceduralScenes
     from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
     from marigold_uq.pipelines.field import FieldForecastPipeline
     from marigold_uq.pipelines.tabular import TabularRegressionPipeline
@@ -23,7 +23,7 @@ _HOMES = {
     "DistributionalDDIMScheduler": "marigold_uq.schedulers.scheduling_distributional_ddim",
     "FieldForecastPipeline": "marigold_uq.pipelines.field",
     "MarigoldUQDepthPipeline": "marigold_uq.pipelines.depth",
-    "ProceduralScenes": "marigold_uq.data.synthetic",
+    "ProceduralScenes": "marigold_uq.depth.scenes",
     "TabularRegressionPipeline": "marigold_uq.pipelines.tabular",
 }
 _SUBMODULES = ("alignment", "calibration", "distributions", "metrics", "schedulers", "scores", "uncertainty")

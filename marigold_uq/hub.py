@@ -27,7 +27,7 @@ from huggingface_hub import (
     eval_result_entries_to_yaml,
 )
 
-from marigold_uq.export import atomic_path, make_folder
+from marigold_uq.files import atomic_path, make_folder
 from marigold_uq.model_card import HUB_TASKS, HubTask, card_body, metric_title, shown_metrics, task_of_class
 
 CARD_FILE = "README.md"

@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from marigold_uq.export import atomic_path
+from marigold_uq.files import atomic_path
 
 COLORS = ("#2a6fbb", "#d1622b", "#3a8f5c", "#8a5aa8", "#b8992b", "#666666")
 REFERENCE: dict[str, Any] = {"color": "#9a9a9a", "linewidth": 1.2}

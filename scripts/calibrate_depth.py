@@ -19,11 +19,11 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from marigold_uq.calibration import Calibration, choose_kappa, conformal_images, residual_ratio
-from marigold_uq.data.depth import RenderedScenes
-from marigold_uq.evaluation.options import AlignmentOptions, PipelineOptions
-from marigold_uq.evaluation.prediction import Members
-from marigold_uq.evaluation.predictors import PipelinePredictor
-from marigold_uq.evaluation.protocol import DepthProtocol
+from marigold_uq.depth.data import RenderedScenes
+from marigold_uq.depth.evaluation.options import AlignmentOptions, PipelineOptions
+from marigold_uq.depth.evaluation.prediction import Members
+from marigold_uq.depth.evaluation.predictors import PipelinePredictor
+from marigold_uq.depth.evaluation.protocol import DepthProtocol
 
 PIXELS = 1500
 """Pixels of each scene that take part; neighbours say the same."""

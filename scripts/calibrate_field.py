@@ -14,10 +14,10 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser
 
-from marigold_uq.evaluation.fields.calibration import CalibrationOptions
-from marigold_uq.evaluation.fields.study import calibrate_run
-from marigold_uq.training.field_command import read_config
-from marigold_uq.training.field_config import FieldTrainConfig
+from marigold_uq.field.calibrate import CalibrationOptions
+from marigold_uq.field.command import read_config
+from marigold_uq.field.config import FieldTrainConfig
+from scripts.studies.fields.study import calibrate_run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from marigold_uq.data.depth.normalization import latent_mask
-from marigold_uq.data.shards import SceneShards, write_shard
-from marigold_uq.training.depth_run import load_vae
-from marigold_uq.training.vae_task import Reconstruction, pixels_of
+from marigold_uq.depth.data.normalization import latent_mask
+from marigold_uq.depth.data.shards import SceneShards, write_shard
+from marigold_uq.depth.run import load_vae
+from marigold_uq.depth.vae_task import Reconstruction, pixels_of
 
 BATCH = 4
 

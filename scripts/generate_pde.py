@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from marigold_uq.data.fields import EQUATIONS, PeriodicEquation, generate
+from marigold_uq.field.data import EQUATIONS, PeriodicEquation, generate
 
 
 def add_equation(parser: argparse.ArgumentParser, equation: type[PeriodicEquation]) -> None:

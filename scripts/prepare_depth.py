@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from tqdm import tqdm
 
-from marigold_uq.data.depth import (
+from marigold_uq.depth.data import (
     SPECS,
     DepthDataError,
     ImageDepthFolder,

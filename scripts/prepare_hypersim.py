@@ -25,8 +25,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from marigold_uq.data.depth import DepthDataError
-from marigold_uq.data.depth.hypersim import HypersimFrame, convert_frame, read_split
+from marigold_uq.depth.data import DepthDataError
+from marigold_uq.depth.data.hypersim import HypersimFrame, convert_frame, read_split
 
 SPLITS = ("train", "val", "test")
 CONVERTED, PRESENT = "converted", "already there"

@@ -10,7 +10,7 @@ The exit code is 0 if everything needed is there, 1 otherwise. Nothing is writte
 import argparse
 import sys
 
-from marigold_uq.data import uci
+from marigold_uq.tabular import uci
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from marigold_uq.data.shards import write_shard
-from marigold_uq.data.synthetic import ProceduralScenes
+from marigold_uq.depth.data.shards import write_shard
+from marigold_uq.depth.scenes import ProceduralScenes
 
 
 def render_shard(folder: Path, options: dict[str, object], indices: range) -> None:

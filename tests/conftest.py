@@ -1,13 +1,10 @@
 """What all tests share: helper modules of this folder, the real data, one thread."""
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))  # `from references import ...` from any test folder
 
 DATA_VARIABLE = "MARIGOLD_UQ_DATA"
 

@@ -12,8 +12,8 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from cli_runs import depth, read_npz, run, save_models, save_picture
 from PIL import Image
+from support.cli_runs import depth, read_npz, run, save_models, save_picture
 
 import marigold_uq
 from marigold_uq import cli
@@ -21,7 +21,7 @@ from marigold_uq.cli import COMMANDS
 from marigold_uq.commands import depth as depth_command
 from marigold_uq.commands import model as model_command
 from marigold_uq.commands.depth import DepthOptions, unique_stems
-from marigold_uq.export import FORMATS
+from marigold_uq.depth.export import FORMATS
 
 DEFAULT_ENDINGS = [".npz", "_depth_color.png", "_uncertainty_color.png", "_sheet.png"]
 

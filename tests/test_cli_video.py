@@ -5,12 +5,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from cli_runs import depth, read_npz, save_models, save_picture
 from PIL import Image
-from tiny_depth import generator, picture, tiny_pipeline
+from support.cli_runs import depth, read_npz, save_models, save_picture
+from support.tiny_depth import generator, picture, tiny_pipeline
 
 from marigold_uq.commands.video import common_noise
-from marigold_uq.video import read_frames, write_video
+from marigold_uq.depth.video import read_frames, write_video
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracles import SIZES
+from support.oracles import SIZES
 from torch import Tensor
 
 from marigold_uq.denoising import predict_noise

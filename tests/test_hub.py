@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from hub_server import HubServer, run_client
 from huggingface_hub import ModelCard, parse_eval_result_entries
-from tiny_depth import picture, tiny_pipeline
+from support.hub_server import HubServer, run_client
+from support.tiny_depth import picture, tiny_pipeline
 
 from marigold_uq.commands.card import CardOptions, run_card
 from marigold_uq.hub import component_shims, make_card, push_to_hub, read_run

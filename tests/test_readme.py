@@ -29,5 +29,7 @@ def test_the_scheduler_example_trains_and_samples() -> None:
 def test_the_two_commands_stand_at_the_top() -> None:
     lines = README.read_text(encoding="utf-8").splitlines()
     commands = [line.strip() for line in lines if line.startswith("    ")][:2]
-    assert commands[0] == "pip install -e . && marigold-uq depth --sample -o out"  # what tests/test_embedded.py runs
+    assert (
+        commands[0] == "pip install -e . && marigold-uq depth --sample -o out"
+    )  # what tests/depth/test_embedded.py runs
     assert commands[1] == 'pip install -e ".[dev]" && pytest'

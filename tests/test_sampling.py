@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracles import SIZES, TARGETS, Network, perfect_network
+from support.oracles import SIZES, TARGETS, Network, perfect_network
 from torch import Tensor
 
 from marigold_uq.distributions import FAMILIES

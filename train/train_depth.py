@@ -6,8 +6,8 @@ from dataclasses import asdict
 
 from jsonargparse import ActionConfigFile, ArgumentParser
 
-from marigold_uq.training.depth_config import DepthTrainConfig, paper_data
-from marigold_uq.training.depth_run import train_depth
+from marigold_uq.depth.config import DepthTrainConfig, paper_data
+from marigold_uq.depth.run import train_depth
 
 
 def make_parser() -> ArgumentParser:

@@ -2,7 +2,7 @@
 
 import sys
 
-from marigold_uq.training.field_command import main
+from marigold_uq.field.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

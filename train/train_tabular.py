@@ -13,9 +13,9 @@ from pathlib import Path
 
 from jsonargparse import ActionConfigFile, ArgumentParser
 
-from marigold_uq.data.tables import TableSource
 from marigold_uq.tabular import DiffusionRegressor
-from marigold_uq.training.tabular_run import train_tabular
+from marigold_uq.tabular.data import TableSource
+from marigold_uq.tabular.run import train_tabular
 
 
 def make_parser() -> ArgumentParser:

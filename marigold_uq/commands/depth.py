@@ -17,13 +17,14 @@ import torch
 from tqdm.auto import tqdm
 
 from marigold_uq.commands.model import Dtype, load_pipeline, process_state
-from marigold_uq.export import FORMATS, DepthRecord, export, make_folder, output_paths
-from marigold_uq.images import list_images, load_images, to_uint8
-from marigold_uq.pipelines.depth_call import DepthCall, resolve_call
+from marigold_uq.depth.export import FORMATS, DepthRecord, export, output_paths
+from marigold_uq.files import make_folder
+from marigold_uq.pipelines.depth.call import DepthCall, resolve_call
+from marigold_uq.pipelines.depth.images import list_images, load_images, to_uint8
 
 if TYPE_CHECKING:
     from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
-    from marigold_uq.pipelines.depth_output import MarigoldUQDepthOutput
+    from marigold_uq.pipelines.depth.output import MarigoldUQDepthOutput
 
 Mode = Literal["trajectory", "ensemble", "none"]
 FormatName = Literal["png16", "tiff", "npz", "color", "uncertainty", "sheet", "ply"]

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from marigold_uq.colors import color_depth, color_uncertainty, saturation
 from marigold_uq.commands.depth import Failure, Plan, make_record, predict, share_of_process, unique_stems
-from marigold_uq.export import DepthRecord, export
-from marigold_uq.images import load_images
-from marigold_uq.pipelines.depth_members import chain_generators
+from marigold_uq.depth.colors import color_depth, color_uncertainty, saturation
+from marigold_uq.depth.export import DepthRecord, export
+from marigold_uq.depth.video import Frames, carry_latents, read_frames, write_video
+from marigold_uq.pipelines.depth.images import load_images
+from marigold_uq.pipelines.depth.members import chain_generators
 from marigold_uq.randomness import randn
-from marigold_uq.video import Frames, carry_latents, read_frames, write_video
 
 if TYPE_CHECKING:
     from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline

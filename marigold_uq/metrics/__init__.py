@@ -4,7 +4,7 @@
 standard errors and ratios over one or many processes.
 """
 
-from marigold_uq.metrics.depth import DEPTH_STATISTICS, ause, depth_statistics, sparsification_curve, spearman
+from marigold_uq.depth.metrics import DEPTH_STATISTICS, ause, depth_statistics, sparsification_curve, spearman
 from marigold_uq.metrics.probabilistic import (
     absolute_error,
     central_interval,

@@ -14,10 +14,10 @@ from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.models.modeling_utils import ModelMixin
 from torch import Tensor
 
-from marigold_uq.data.fields.equation import FieldDataError, Floats
-from marigold_uq.data.fields.harmonics import DAY, NUM_WAVES, YEAR, fit_harmonics, harmonic_basis
-from marigold_uq.data.fields.sequences import FieldSequences, require_grid
-from marigold_uq.data.fields.statistics import FieldStatistics, require_statistics, statistics_of
+from marigold_uq.field.data.equation import FieldDataError, Floats
+from marigold_uq.field.data.harmonics import DAY, NUM_WAVES, YEAR, fit_harmonics, harmonic_basis
+from marigold_uq.field.data.sequences import FieldSequences, require_grid
+from marigold_uq.field.data.statistics import FieldStatistics, require_statistics, statistics_of
 from marigold_uq.models.noise_color import move_only
 
 __all__ = ["FieldEncoder", "ModelMixin"]  # diffusers looks for ModelMixin in the module of a component

@@ -8,8 +8,8 @@ from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.models.modeling_utils import ModelMixin
 from torch import Tensor
 
-from marigold_uq.data.fields.harmonics import choose_num_annual, fit_harmonics, harmonic_basis, num_waves
-from marigold_uq.data.fields.sequences import FieldSequences
+from marigold_uq.field.data.harmonics import choose_num_annual, fit_harmonics, harmonic_basis, num_waves
+from marigold_uq.field.data.sequences import FieldSequences
 from marigold_uq.models.field_encoder import FieldEncoder
 from marigold_uq.models.noise_color import move_only
 

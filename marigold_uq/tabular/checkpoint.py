@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from marigold_uq.export import atomic_path, make_folder
+from marigold_uq.files import atomic_path, make_folder
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from marigold_uq.calibration import choose_kappa, conformal_rows, residual_ratio
 from marigold_uq.metrics import central_interval, quantiles
 from marigold_uq.models.mlp import StackedBaseline, StackedModel
-from marigold_uq.pipelines.tabular import DRAWS_FOR_KAPPA, TabularOutput, TabularRegressionPipeline
+from marigold_uq.pipelines.tabular.columns import TabularEncoder, is_frame
+from marigold_uq.pipelines.tabular.pipeline import DRAWS_FOR_KAPPA, TabularOutput, TabularRegressionPipeline
 from marigold_uq.tabular.fitting import Table, ValidationRows, fit_stack
 from marigold_uq.tabular.known_values import known_values
-from marigold_uq.tabular.preprocessing import TabularEncoder, is_frame
 from marigold_uq.tabular.recipe import Recipe, resolve_recipe, with_early_stopping, with_kappa_rows
 
 Array = NDArray[np.float64]

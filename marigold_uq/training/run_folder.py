@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from marigold_uq.export import atomic_path
+from marigold_uq.files import atomic_path
 
 PACKAGES = ("marigold_uq", "torch", "diffusers", "transformers", "accelerate", "safetensors", "numpy", "peft")
 CHECKPOINT = "checkpoint-"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from ensembles import (
+from support.ensembles import (
     diffusers_aligned,
     make_ensemble,
     make_scene,

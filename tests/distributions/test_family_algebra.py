@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from laws import (
+from support.laws import (
     BATCH,
     EVENT_SHAPES,
     FAMILY_NAMES,
@@ -17,7 +17,7 @@ from laws import (
     random_raw,
     random_value,
 )
-from references import STANDARD_ERRORS, dense_components, dense_kernel_score, mean_and_error, total_covariance
+from support.references import STANDARD_ERRORS, dense_components, dense_kernel_score, mean_and_error, total_covariance
 from torch import Tensor
 
 from marigold_uq.distributions import (

@@ -5,7 +5,7 @@ from dataclasses import FrozenInstanceError, fields
 import numpy as np
 import pytest
 import torch
-from laws import (
+from support.laws import (
     BATCH,
     DENSITY_NAMES,
     EVENT_SHAPES,
@@ -19,7 +19,7 @@ from laws import (
     random_raw,
     random_value,
 )
-from references import STANDARD_ERRORS, assert_within_standard_errors, total_covariance
+from support.references import STANDARD_ERRORS, assert_within_standard_errors, total_covariance
 from torch import Tensor
 
 from marigold_uq.distributions import FAMILIES, MixtureDistribution, NoiseDistribution, family_class

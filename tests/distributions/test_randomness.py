@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from laws import generator
+from support.laws import generator
 
 from marigold_uq.randomness import base_seed, member_generators, member_seed, rand, randn
 

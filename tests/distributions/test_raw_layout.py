@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from laws import generator
+from support.laws import generator
 from torch import Tensor
 
 from marigold_uq.distributions import (

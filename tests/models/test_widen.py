@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
-from tiny_unets import EMBEDDING_DIM, run_unet, tiny_unet
+from support.tiny_unets import EMBEDDING_DIM, run_unet, tiny_unet
 from torch import Tensor
 
 from marigold_uq.distributions import FAMILIES, LowRankMixtureDistribution, MixtureDistribution, NoiseDistribution

@@ -8,7 +8,7 @@ import pytest
 import torch
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from diffusers.utils import DummyObject
-from oracles import SIZES
+from support.oracles import SIZES
 from torch import Tensor
 
 from marigold_uq.distributions import FAMILIES

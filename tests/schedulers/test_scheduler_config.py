@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DDIMScheduler, DDPMScheduler, PNDMScheduler
-from oracles import SIZES
+from support.oracles import SIZES
 
 from marigold_uq.distributions import FAMILIES
 from marigold_uq.schedulers import DistributionalDDIMScheduler

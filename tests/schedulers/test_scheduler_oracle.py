@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracles import (
+from support.oracles import (
     SIZES,
     TARGETS,
     JointMixture,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import AutoencoderKL, DDIMScheduler, MarigoldDepthPipeline
-from tiny_unets import EMBEDDING_DIM, run_unet, tiny_unet
+from support.tiny_unets import EMBEDDING_DIM, run_unet, tiny_unet
 from torch import Tensor
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 

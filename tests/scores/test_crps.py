@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import scoringrules
 import torch
-from laws import EVENT_SHAPES, FAMILY_NAMES, generator, random_law, random_value
-from references import assert_within_standard_errors, crps_by_integral, mixture_cdf
+from support.laws import EVENT_SHAPES, FAMILY_NAMES, generator, random_law, random_value
+from support.references import assert_within_standard_errors, crps_by_integral, mixture_cdf
 from torch import Tensor
 
 from marigold_uq.distributions import (

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import scoringrules
 import torch
-from laws import generator, random_law, random_value
-from references import assert_within_standard_errors, energy_by_pairs, expected_norm
 from scipy import special
+from support.laws import generator, random_law, random_value
+from support.references import assert_within_standard_errors, energy_by_pairs, expected_norm
 from torch import Tensor
 
 from marigold_uq.distributions import SampleDistribution

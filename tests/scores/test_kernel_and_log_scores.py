@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scoringrules
 import torch
-from laws import (
+from support.laws import (
     BATCH,
     DENSITY_NAMES,
     EVENT_SHAPES,
@@ -16,7 +16,7 @@ from laws import (
     random_raw,
     random_value,
 )
-from references import (
+from support.references import (
     assert_within_standard_errors,
     dense_components,
     dense_kernel_score,

@@ -5,8 +5,8 @@ import math
 import pytest
 import scoringrules
 import torch
-from laws import BATCH, FAMILY_NAMES, JOINT_DENSITY_NAMES, generator, random_law, random_value
-from references import (
+from support.laws import BATCH, FAMILY_NAMES, JOINT_DENSITY_NAMES, generator, random_law, random_value
+from support.references import (
     STANDARD_ERRORS,
     Component,
     dense_components,

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from laws import generator, random_law, random_value
+from support.laws import generator, random_law, random_value
 
 from marigold_uq.scores import RunningResidualScale, kernel_score
 

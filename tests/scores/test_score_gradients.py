@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from laws import (
+from support.laws import (
     BATCH,
     FAMILY_NAMES,
     FAMILY_SCORES,

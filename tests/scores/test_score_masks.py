@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from laws import (
+from support.laws import (
     BATCH,
     FAMILY_NAMES,
     FAMILY_SCORES,
@@ -18,7 +18,7 @@ from laws import (
     random_value,
     scores_of,
 )
-from references import restricted
+from support.references import restricted
 from torch import Tensor
 
 from marigold_uq.distributions import FAMILIES

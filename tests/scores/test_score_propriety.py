@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from laws import FAMILY_SCORES, JOINT_DENSITY_NAMES, generator, has_density, law_from, random_raw
-from references import STANDARD_ERRORS, assert_within_standard_errors, mean_and_error
+from support.laws import FAMILY_SCORES, JOINT_DENSITY_NAMES, generator, has_density, law_from, random_raw
+from support.references import STANDARD_ERRORS, assert_within_standard_errors, mean_and_error
 from torch import Tensor
 
 from marigold_uq.distributions import CholeskyDistribution, LowRankDistribution, NoiseDistribution

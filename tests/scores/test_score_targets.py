@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from laws import FAMILY_SCORES, random_law
+from support.laws import FAMILY_SCORES, random_law
 
 from marigold_uq.scores import SCORES, mean_score, sample_scores
 

@@ -7,12 +7,12 @@ from typing import Any, Self
 import numpy as np
 import pytest
 import yaml
-from tiny_sets import ROOT, load_script, write_set
+from support.tiny_sets import ROOT, load_script, write_set
 
-from marigold_uq.data.tables import TableError, TableSource, read_table
 from marigold_uq.pipelines.tabular import TabularRegressionPipeline
 from marigold_uq.tabular import DiffusionRegressor
-from marigold_uq.training.tabular_run import train_tabular
+from marigold_uq.tabular.data import TableError, TableSource, read_table
+from marigold_uq.tabular.run import train_tabular
 
 QUICK = ["max_epochs=3", "num_members=2", "baseline=none", "num_inference_steps=3", "n_samples=20"]
 FLAGS = [part for entry in QUICK for part in (f"--model.{entry.split('=')[0]}", entry.split("=")[1])]

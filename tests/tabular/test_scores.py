@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from marigold_uq.evaluation.tabular.scores import (
+from marigold_uq.tabular.scores import (
     PIT_BINS,
     RELIABILITY_LEVELS,
     Spread,

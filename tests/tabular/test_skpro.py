@@ -10,7 +10,7 @@ from skpro.metrics import CRPS
 from skpro.utils import check_estimator
 
 from marigold_uq.tabular import DiffusionRegressor
-from marigold_uq.tabular_skpro import SkproDiffusionRegressor
+from marigold_uq.tabular.skpro import SkproDiffusionRegressor
 
 QUICK = {"max_epochs": 3, "num_members": 1, "baseline": "none", "num_inference_steps": 3, "random_state": 0}
 

@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import numpy as np
-from hub_server import HubServer, run_client
+from support.hub_server import HubServer, run_client
 
-from marigold_uq.data.tables import TableSource
 from marigold_uq.tabular import DiffusionRegressor
-from marigold_uq.training.tabular_run import train_tabular
+from marigold_uq.tabular.data import TableSource
+from marigold_uq.tabular.run import train_tabular
 
 CLIENT = """
 import json, sys

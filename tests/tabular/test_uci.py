@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from marigold_uq.data.uci import SOURCES, UCIDataError, UCIDataset, find_uci
+from marigold_uq.tabular.uci import SOURCES, UCIDataError, UCIDataset, find_uci
 
 
 @pytest.fixture

@@ -1,13 +1,9 @@
 """What all training tests share: helper modules of the data tests, and a fresh accelerate for every test."""
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from accelerate.state import AcceleratorState, GradientState
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "data"))  # `from depth_files import ...`
 
 
 @pytest.fixture(autouse=True)

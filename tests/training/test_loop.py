@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.toy_task import SLOPES, Points, ToyTask, assert_same_weights, metrics_of, toy_config, weights_of
 from torch import Tensor, nn
-from toy_task import SLOPES, Points, ToyTask, assert_same_weights, metrics_of, toy_config, weights_of
 
 from marigold_uq.training import tracking
 from marigold_uq.training.config import OptimizerConfig

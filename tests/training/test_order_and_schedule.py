@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_task import Points
+from support.toy_task import Points
 
 from marigold_uq.training.config import OptimizerConfig, TrainingConfig
 from marigold_uq.training.order import BatchPlan, steps_of_run

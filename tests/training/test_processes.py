@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_training import SCRIPT, train_depth_script, write_config, write_everything
+from support.tiny_training import SCRIPT, train_depth_script, write_config, write_everything
+from support.toy_task import assert_same_weights, metrics_of
 from torch import Tensor
-from toy_task import assert_same_weights, metrics_of
 
 main = train_depth_script().main
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}

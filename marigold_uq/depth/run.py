@@ -1,0 +1,163 @@
+"""From a config to a trained depth pipeline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from accelerate import Accelerator
+from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+from diffusers.models.modeling_utils import ModelMixin
+from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
+
+from marigold_uq.component_config import store_in_config
+from marigold_uq.depth.config import DataPart, DepthTrainConfig, StartConfig
+from marigold_uq.depth.data import AugmentedDataset, MixtureDataset, build_dataset
+from marigold_uq.depth.task import DepthTask
+from marigold_uq.depth.validation import DepthValidation
+from marigold_uq.models.prompt_embedding import PromptEmbedding
+from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
+from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
+from marigold_uq.training.loop import Trainer, TrainingResult, make_accelerator
+from marigold_uq.training.order import Ordered
+
+SCHEDULE = {
+    "num_train_timesteps": 1000,
+    "beta_start": 0.00085,
+    "beta_end": 0.012,
+    "beta_schedule": "scaled_linear",
+    "prediction_type": "v_prediction",
+    "clip_sample": False,
+}
+"""Stable Diffusion 2's schedule, for networks that start from nothing."""
+DEFAULTS: dict[str, Any] = {"default_denoising_steps": 4, "default_processing_resolution": 768}
+
+
+def train_depth(config: DepthTrainConfig, config_text: str = "") -> TrainingResult:
+    """Build the pipeline and the data, train, save a pipeline folder with its card, and push it where asked for."""
+    accelerator = make_accelerator(config.training)
+    task = DepthTask(
+        start_pipeline(config.start, seed=config.training.seed),
+        training_data(config),
+        config.objective,
+        trainable=config.trainable,
+        lora_rank=config.lora_rank,
+        seed=config.training.seed,
+        validation=make_validation(config, accelerator),
+        device=accelerator.device,
+    )
+    is_main = accelerator.is_main_process
+    result = Trainer(task, config.training, accelerator).run("depth", config_text)
+    if is_main and result.finished:
+        publish(result.folder, config.push_to_hub)
+    return result
+
+
+def publish(folder: Path, repo_id: str | None) -> None:
+    """Give the finished model its card and, where asked for, upload it."""
+    from marigold_uq.hub import make_card, push_to_hub
+
+    if not (folder / "model" / "README.md").exists():
+        make_card(folder, repo_id=repo_id, task="depth")
+    if repo_id is not None:
+        print(f"pushed to {push_to_hub(folder, repo_id)}")
+
+
+def start_pipeline(start: StartConfig, *, seed: int = 0) -> MarigoldUQDepthPipeline:
+    """The pipeline training starts from, with the head of its family."""
+    source: dict[str, Any] = {"variant": start.variant, "revision": start.revision}
+    source = {name: value for name, value in source.items() if value is not None}
+    if start.kind == "stable_diffusion":
+        pipeline = MarigoldUQDepthPipeline.from_stable_diffusion(
+            start.name, noise_family="point", zero_terminal_snr=start.zero_terminal_snr, **DEFAULTS, **source
+        )
+    elif start.kind == "pipeline":
+        pipeline = MarigoldUQDepthPipeline.from_pretrained(start.name, **source)
+        forget_calibration(pipeline)
+    else:
+        pipeline = new_pipeline(start, seed)
+    wanted = {name: getattr(start, name) for name in DEFAULTS}
+    pipeline.register_to_config(**{name: value for name, value in wanted.items() if value is not None})
+    give_family(pipeline, start, seed)
+    if start.eta is not None:
+        store_in_config(pipeline.scheduler, eta=start.eta)
+    return pipeline
+
+
+def give_family(pipeline: MarigoldUQDepthPipeline, start: StartConfig, seed: int) -> None:
+    """Widen a point pipeline for its family; one that has a law already must have the one asked for."""
+    asked = {name: getattr(start, name) for name in ("noise_family", "num_components", "rank")}
+    has = {name: pipeline.scheduler.config[name] for name in asked}
+    if has["noise_family"] == "point":
+        pipeline.with_family(**asked, initial_scale=start.initial_scale, seed=seed)
+    elif has != asked:
+        raise ValueError(
+            f"{start.name} has the law {has} already, but start asks for {asked}: give its own noise_family, "
+            "num_components and rank, or start from a point model"
+        )
+
+
+def forget_calibration(pipeline: MarigoldUQDepthPipeline) -> None:
+    """tau and conformal factors belong to weights that are about to change."""
+    pipeline.register_to_config(calibration=None)
+    store_in_config(pipeline.scheduler, tau=1.0)
+
+
+def new_pipeline(start: StartConfig, seed: int) -> MarigoldUQDepthPipeline:
+    """A fresh U-Net beside a trained VAE; the weights follow from the seed, whatever was drawn before."""
+    vae = load_vae(Path(start.name))
+    channels = vae.config.latent_channels
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        unet = UNet2DConditionModel(**{"in_channels": 2 * channels, "out_channels": channels, **start.unet})
+    snr = {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"} if start.zero_terminal_snr else {}
+    return MarigoldUQDepthPipeline(
+        unet=unet,
+        vae=cast(AutoencoderKL, vae),
+        scheduler=DistributionalDDIMScheduler(**SCHEDULE, **snr),
+        prompt_embedding=PromptEmbedding(2, unet.config.cross_attention_dim),
+        **DEFAULTS,
+    )
+
+
+def load_vae(path: Path) -> ModelMixin:
+    """The VAE of a pipeline folder or a VAE folder, of whichever class its config names."""
+    import diffusers
+
+    folder = path / "vae" if (path / "vae").is_dir() else path
+    config = AutoencoderKL.load_config(str(folder))
+    return getattr(diffusers, config["_class_name"]).from_pretrained(str(folder))
+
+
+def training_data(config: DepthTrainConfig) -> Ordered:
+    """The mixture of all parts with its augmentation, read in order; ready-made latents come as they are."""
+    if not config.data:
+        raise ValueError("no training data: give at least one entry under `data`, for instance {name: hypersim, ...}")
+    parts = [build_part(part) for part in config.data]
+    seed = config.training.seed
+    length = config.epoch_length or max(config.training.batch_size, sum(len(part) for part in parts))
+    mixture = MixtureDataset(parts, [part.probability for part in config.data], length, seed)
+    if any(part.name == "latents" for part in config.data):
+        return mixture
+    return AugmentedDataset(mixture, config.transform, seed)
+
+
+def build_part(part: DataPart) -> Any:
+    """A data set by name; our scenes and ready-made latents beside the published ones."""
+    if part.name == "procedural":
+        from marigold_uq.depth.scenes import ProceduralScenes
+
+        return ProceduralScenes(**part.options)
+    if part.name == "latents":
+        from marigold_uq.depth.data.shards import LatentShards
+
+        return LatentShards(Path(str(part.root)), **part.options)
+    return build_dataset(part.name, part.root, part.filenames, **part.options)
+
+
+def make_validation(config: DepthTrainConfig, accelerator: Accelerator) -> DepthValidation | None:
+    """Scores and sheets of held-out pictures, shared out over the processes."""
+    if config.validation.data is None:
+        return None
+    return DepthValidation(build_part(config.validation.data), config.validation, accelerator)

@@ -1,0 +1,140 @@
+"""A small VAE for pictures and depth maps, trained through the common loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from marigold_uq.depth.data.normalization import normalize_depth
+from marigold_uq.training.order import Ordered
+from marigold_uq.training.task import Stateful
+
+
+@dataclass(frozen=True)
+class VaeLossConfig:
+    """What the autoencoder is asked for.
+
+    Args:
+        depth_weight: Weight of the error of depth maps.
+        picture_weight: Weight of the error of pictures; with 0 they are left out.
+        edge_weight: Weight of the error of neighbouring differences, for both.
+        latent_noise: Standard deviation of noise on the latents in training, so that the decoder is smooth and forgives
+            the errors of a diffusion model.
+        latent_weight: Weight of (mean square of the latents - 1)^2, which keeps their scale.
+        crop: (height, width) of random crops to train on; None takes whole scenes.
+    """
+
+    depth_weight: float = 4.0
+    picture_weight: float = 1.0
+    edge_weight: float = 1.0
+    latent_noise: float = 0.05
+    latent_weight: float = 0.01
+    crop: tuple[int, int] | None = (96, 128)
+
+
+class Reconstruction(nn.Module):
+    """Pixels to latents and back."""
+
+    def __init__(self, vae: nn.Module) -> None:
+        super().__init__()
+        self.vae = vae
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """Unscaled latents: the mode of the posterior, or what an autoencoder without one gives."""
+        output = self.vae.encode(pixels)  # type: ignore[operator]
+        return output.latent_dist.mode() if hasattr(output, "latent_dist") else output.latents
+
+    def forward(self, pixels: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Decoded pixels, with `noise` added to the latents, and the latents."""
+        latents = self.encode(pixels)
+        decoded = self.vae.decode(latents if noise is None else latents + noise).sample  # type: ignore[operator]
+        return decoded, latents
+
+
+class VaeTask:
+    """Reconstruct pictures and depth maps with one autoencoder; a `TrainingTask`."""
+
+    def __init__(self, vae: nn.Module, dataset: Ordered, held_out: Ordered, loss: VaeLossConfig, device: Any) -> None:
+        self.network: nn.Module = Reconstruction(vae)
+        self.dataset, self.held_out, self.loss, self.device = dataset, held_out, loss, device
+        self.factor = 2 ** (len(vae.config.block_out_channels) - 1)  # type: ignore[union-attr,arg-type]
+        self.latent_channels = int(vae.config.latent_channels)  # type: ignore[union-attr,arg-type]
+
+    def states(self) -> list[Stateful]:
+        """Nothing besides the network."""
+        return []
+
+    def describe(self, batch: dict[str, Any]) -> list[str]:
+        """Names of the samples."""
+        return [str(name) for name in batch["name"]]
+
+    def losses(self, network: nn.Module, batch: dict[str, Any], generators: list[torch.Generator]) -> Tensor:
+        """Absolute error of pictures and depth maps and of their edges, one number per sample."""
+        weight = torch.tensor([self.loss.picture_weight, self.loss.depth_weight])
+        pairs = torch.stack(pixels_of(batch), 1)[:, weight > 0]  # (B, 2, 3, H, W), or (B, 1, ...) with one of them
+        pairs = torch.stack([self._crop(pair, own) for pair, own in zip(pairs, generators, strict=True)])
+        size = [edge // self.factor for edge in pairs.shape[-2:]]
+        shape = (pairs.shape[1], self.latent_channels, *size)
+        noise = torch.stack([torch.randn(shape, generator=own) for own in generators])
+        pixels = pairs.flatten(0, 1).to(self.device)
+        decoded, latents = network(pixels, self.loss.latent_noise * noise.flatten(0, 1).to(self.device))
+        error = decoded - pixels
+        each = error.abs().flatten(1).mean(1) + self.loss.edge_weight * _edges(error)
+        each = each + self.loss.latent_weight * (latents.square().flatten(1).mean(1) - 1).square()
+        return each.unflatten(0, (-1, pairs.shape[1])) @ weight[weight > 0].to(self.device)
+
+    def _crop(self, pair: Tensor, generator: torch.Generator) -> Tensor:
+        if self.loss.crop is None:
+            return pair
+        height, width = self.loss.crop
+        free = torch.tensor([pair.shape[-2] - height + 1, pair.shape[-1] - width + 1])
+        top, left = (torch.rand(2, generator=generator) * free).long().tolist()
+        return pair[..., top : top + height, left : left + width]
+
+    def after_step(self, step: int) -> None:
+        """Nothing to do."""
+
+    @torch.no_grad()
+    def validate(self, network: nn.Module, step: int, pictures: Path) -> dict[str, float]:
+        """Mean absolute error of whole scenes, in percent of the range."""
+        network.eval()
+        errors = []
+        for picture, depth in self._held_out(64):
+            decoded, _ = network(torch.cat([picture, depth]))
+            of_depth = (decoded[1].mean(0) - depth[0, 0]).abs().mean()
+            errors.append([50 * (decoded[0] - picture[0]).abs().mean(), 50 * of_depth])
+        network.train()
+        of_picture, of_depth = torch.tensor(errors).mean(0).tolist()
+        return {"validation/picture_percent": of_picture, "validation/depth_percent": of_depth}
+
+    def _held_out(self, number: int) -> list[tuple[Tensor, Tensor]]:
+        samples = [self.held_out[index] for index in range(min(number, len(self.held_out)))]
+        pairs = [pixels_of({key: [sample[key]] for key in ("image", "depth", "valid")}) for sample in samples]
+        return [(picture.to(self.device), depth.to(self.device)) for picture, depth in pairs]
+
+    @torch.no_grad()
+    def save(self, network: nn.Module, folder: Path) -> None:
+        """Save; if the encoder learned, with the scale that gives depth latents the unit variance of diffusion."""
+        network.eval()
+        vae: Any = network.vae
+        if any(parameter.requires_grad for parameter in vae.encoder.parameters()):
+            latents = [network.encode(depth).flatten() for _, depth in self._held_out(200)]  # type: ignore[operator]
+            vae.register_to_config(scaling_factor=float(1 / torch.cat(latents).std()))
+        vae.save_pretrained(folder)
+
+
+def pixels_of(batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Pictures and normalised depth maps (B, 3, H, W) in [-1, 1]."""
+    maps = [normalize_depth(depth, valid)[0] for depth, valid in zip(batch["depth"], batch["valid"], strict=True)]
+    picture = torch.stack(list(batch["image"]))
+    return 2 * picture - 1, torch.stack(maps).expand(-1, 3, -1, -1)
+
+
+def _edges(error: Tensor) -> Tensor:
+    """Mean absolute difference of horizontal and vertical neighbours, (B,)."""
+    horizontal, vertical = error.diff(dim=-1), error.diff(dim=-2)
+    return horizontal.abs().flatten(1).mean(1) + vertical.abs().flatten(1).mean(1)

@@ -1,0 +1,127 @@
+"""Field files: HDF5 in PDEBench's layout, with the metadata that made them.
+
+`tensor` float32 (N, S, X), `x-coordinate` (X,), `t-coordinate` (S,), and an attribute `metadata` (JSON) in files of
+ours. PDEBench's own files have one more time than states; the last one is dropped on reading.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from marigold_uq.field.data.equation import FieldDataError, Floats
+from marigold_uq.field.data.trajectories import Trajectories
+
+TENSOR, POINTS, TIMES, METADATA = "tensor", "x-coordinate", "t-coordinate", "metadata"
+READ_AT_ONCE = 64  # trajectories; a whole PDEBench file has 8 GB
+PAPER_STATES, PAPER_POINTS = slice(0, 104, 2), slice(None, None, 4)
+"""What the paper takes of PDEBench's Burgers' file: ds = 0.02, 256 of 1024 points."""
+
+
+def h5py_module() -> ModuleType:
+    """h5py, or an error that says how to get it."""
+    try:
+        import h5py
+    except ImportError as error:
+        raise ImportError("field files are HDF5: pip install h5py") from error
+    return h5py
+
+
+def write_trajectories(
+    path: Path | str,
+    parts: Iterable[tuple[int, NDArray[np.float32]]],
+    shape: tuple[int, int, int],
+    x: Floats,
+    t: Floats,
+    metadata: Mapping[str, Any],
+) -> None:
+    """Write a tensor of `shape` from `parts`, (first trajectory, states (n, S, X)); the file appears when complete."""
+    path = Path(path)
+    if path.exists():
+        raise FileExistsError(f"{path} exists: remove it or choose another name")
+    temporary = path.with_name(f".{path.name}-{uuid4().hex}")
+    try:
+        with h5py_module().File(temporary, "x") as file:
+            tensor = file.create_dataset(TENSOR, shape, dtype="float32", chunks=(1, *shape[1:]))
+            file[POINTS], file[TIMES] = x, t
+            file.attrs[METADATA] = json.dumps(dict(metadata))
+            written = np.zeros(shape[0], dtype=bool)
+            for first, part in parts:
+                tensor[first : first + len(part)] = part
+                written[first : first + len(part)] = True
+            if not written.all():
+                raise FieldDataError(f"{path}: {shape[0]} trajectories announced, {written.sum()} came")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_trajectories(
+    path: Path | str,
+    *,
+    states: slice = slice(None),
+    points: slice = slice(None),
+    trajectories: slice = slice(None),
+) -> Trajectories:
+    """Trajectories of a file of ours or of PDEBench, in memory.
+
+    `states`, `points` and `trajectories` say what to take of each axis; the paper takes `PAPER_STATES` and
+    `PAPER_POINTS` of PDEBench's Burgers' file.
+    """
+    path = Path(path)
+    with _open(path) as file:
+        tensor, x, t = _checked_arrays(path, file)
+        picks = [range(size)[pick] for size, pick in zip(tensor.shape, (trajectories, states, points), strict=True)]
+        if any(len(pick) == 0 or pick.step < 0 for pick in picks):
+            raise FieldDataError(
+                f"{path}: the tensor is {tensor.shape}; trajectories={trajectories}, states={states}, points={points} "
+                "must take at least one of each, forwards"
+            )
+        values = _read(tensor, picks)
+        metadata = json.loads(file.attrs.get(METADATA, "{}"))
+    coordinates = x[picks[2].start : picks[2].stop : picks[2].step], t[picks[1].start : picks[1].stop : picks[1].step]
+    return Trajectories(torch.from_numpy(values), *coordinates, metadata, str(path))
+
+
+def _open(path: Path) -> Any:
+    h5py = h5py_module()
+    if not path.is_file():
+        raise FileNotFoundError(f"no field file {path}: make one with scripts/generate_pde.py or get PDEBench's")
+    if not h5py.is_hdf5(path):
+        raise FieldDataError(f"{path} is not an HDF5 file; expected one of scripts/generate_pde.py or of PDEBench")
+    return h5py.File(path, "r")
+
+
+def _checked_arrays(path: Path, file: Any) -> tuple[Any, Floats, Floats]:
+    """The tensor (not read yet) and its coordinates, x (X,) and t (S,)."""
+    absent = [name for name in (TENSOR, POINTS, TIMES) if name not in file]
+    if absent:
+        raise FieldDataError(f"{path} lacks {', '.join(absent)}; it holds {', '.join(file) or 'nothing'}")
+    tensor, x, t = file[TENSOR], np.asarray(file[POINTS], np.float64), np.asarray(file[TIMES], np.float64)
+    if tensor.ndim != 3:
+        raise FieldDataError(f"{path}: tensor is (trajectory, time, point); got {tensor.shape}")
+    num_states, num_points = tensor.shape[1:]
+    if len(x) != num_points or len(t) not in (num_states, num_states + 1):
+        raise FieldDataError(
+            f"{path}: wrong grid: tensor {tensor.shape} needs {num_points} x-coordinates and {num_states} "
+            f"(PDEBench: one more) t-coordinates; got {len(x)} and {len(t)}"
+        )
+    return tensor, x, t[:num_states]
+
+
+def _read(tensor: Any, picks: list[range]) -> NDArray[np.float32]:
+    """Contiguous slabs, strided in memory: HDF5's own strides are many times slower."""
+    rows, times, points = picks
+    values = np.empty([len(pick) for pick in picks], np.float32)
+    for first in range(0, len(rows), READ_AT_ONCE):
+        some = rows[first : first + READ_AT_ONCE]
+        slab = tensor[some.start : some[-1] + 1, times.start : times[-1] + 1]  # (n, S, X)
+        values[first : first + len(some)] = slab[:: rows.step, :: times.step, points.start : points.stop : points.step]
+    return values

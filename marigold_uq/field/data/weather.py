@@ -1,0 +1,229 @@
+"""Weather records: WeatherBench2's zarr (a folder or an object store) and netCDF, read lazily, checked at the door."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marigold_uq.field.data.equation import FieldDataError, Floats
+
+AXES = ("latitude", "longitude")
+RENAMED = {"lat": "latitude", "lon": "longitude", "pressure_level": "level"}
+TUTORIAL = "air_temperature"
+"""Also the name under which `xarray.tutorial` downloads the small record."""
+WEATHERBENCH2 = "gs://weatherbench2/datasets/era5/1959-2023_01_10-wb13-6h-1440x721_with_derived_variables.zarr"
+FULL_CIRCLE = 360.0
+
+
+def xarray_module() -> ModuleType:
+    """xarray, or an error that says how to get it."""
+    try:
+        import xarray
+    except ImportError as error:
+        raise ImportError("weather records need xarray: pip install 'marigold_uq[weather]'") from error
+    return xarray
+
+
+def open_weather(
+    path: Path | str,
+    variables: Sequence[str],
+    *,
+    static: Sequence[str] = (),
+    latitude: tuple[float, float] | None = None,
+    longitude: tuple[float, float] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> "WeatherSequences":
+    """A record as one sequence of states; nothing but its coordinates is read yet.
+
+    Args:
+        path: A zarr folder, a URL that fsspec knows (gs://..., s3://...), a netCDF file, or "air_temperature", the
+            tutorial's record, which is downloaded.
+        variables: Names in the record; one with pressure levels as name_level, for instance temperature_850.
+        static: Names of fields without time, for instance land_sea_mask.
+        latitude: (south, north) of the region, or all.
+        longitude: (west, east) of the region, in degrees east; west > east, or west < 0, crosses Greenwich.
+        storage_options: For fsspec, for instance {"token": "anon"}.
+    """
+    data = _open(path, storage_options)
+    data = data.rename({old: new for old, new in RENAMED.items() if old in data.dims or old in data.coords})
+    missing = [name for name in ("time", *AXES) if name not in data.coords]
+    if missing:
+        raise FieldDataError(f"{path} lacks the coordinates {missing}; it has {sorted(map(str, data.coords))}")
+    data = _region(data, str(path), latitude, longitude)
+    return WeatherSequences(data, tuple(variables), tuple(static), str(path))
+
+
+def _open(path: Path | str, storage_options: Mapping[str, Any] | None) -> Any:
+    xarray, name = xarray_module(), str(path)
+    if name == TUTORIAL:
+        return xarray.tutorial.open_dataset(TUTORIAL)
+    if "://" not in name and not Path(name).exists():
+        raise FileNotFoundError(f"no weather record {name}: give a zarr folder, a netCDF file or a URL")
+    if name.rstrip("/").endswith(".zarr") or "://" in name:
+        options = {"storage_options": dict(storage_options)} if storage_options else {}
+        return xarray.open_zarr(name, chunks=None, **options)  # lazy without dask: only what is indexed is read
+    return xarray.open_dataset(name)
+
+
+def _region(data: Any, source: str, latitude: Any, longitude: Any) -> Any:
+    """The grid points of a region; longitudes of one that crosses Greenwich follow each other from west to east."""
+    if latitude is not None:
+        south, north = sorted(latitude)
+        inside = (data.latitude.values >= south) & (data.latitude.values <= north)
+        data = data.isel(latitude=np.flatnonzero(inside))
+    if longitude is not None:
+        west, east = longitude
+        width = (east - west) % FULL_CIRCLE or FULL_CIRCLE
+        offset = (data.longitude.values - west) % FULL_CIRCLE
+        order = np.argsort(offset, kind="stable")
+        order = order[offset[order] <= width]
+        data = data.isel(longitude=order).assign_coords(longitude=west + offset[order])
+    if not (data.sizes["latitude"] and data.sizes["longitude"]):
+        raise FieldDataError(f"{source}: no grid point in latitude={latitude}, longitude={longitude}")
+    return data
+
+
+def find_variable(data: Any, name: str, source: str) -> Any:
+    """The array of a variable of a Dataset, one level of it where the name ends in a level."""
+    if name in data.data_vars:
+        return data[name]
+    stem, _, level = name.rpartition("_")
+    if stem in data.data_vars and level.isdecimal() and "level" in data[stem].dims:
+        levels = data[stem]["level"].values
+        if int(level) not in levels:
+            raise FieldDataError(f"{source}: {stem} has the levels {levels.tolist()}, not {level}")
+        return data[stem].sel(level=int(level))
+    raise FieldDataError(
+        f"{source}: missing variable {name!r}; it holds {sorted(map(str, data.data_vars))}"
+        " (one level of a variable: name_level)"
+    )
+
+
+@dataclass(frozen=True)
+class WeatherSequences:
+    """States (C, latitude, longitude) of one record: a `FieldSequences` with one sequence.
+
+    `data` is an xarray Dataset with time, latitude, longitude; `keep` holds all states once `load` has read them.
+    """
+
+    data: Any
+    variables: tuple[str, ...]
+    static: tuple[str, ...] = ()
+    source: str = "weather record"
+    keep: Tensor | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.variables or len(set(self.variables)) != len(self.variables):
+            raise FieldDataError(f"{self.source}: give at least one variable, each once; got {list(self.variables)}")
+        for name in self.variables:
+            self._find(name, needs_time=True)
+        for name in self.static:
+            self._find(name, needs_time=False)
+        self._check_times()
+        for axis in AXES:
+            steps = np.diff(self.data[axis].values)
+            if not (np.all(steps > 0) or np.all(steps < 0)):
+                raise FieldDataError(f"{self.source}: {axis} is not sorted; sort the record by it first")
+
+    def _find(self, name: str, *, needs_time: bool) -> Any:
+        array = find_variable(self.data, name, self.source)
+        expected = {"time", *AXES} if needs_time else set(AXES)
+        if set(array.dims) != expected:
+            raise FieldDataError(f"{self.source}: {name} has the dimensions {array.dims}, expected {sorted(expected)}")
+        return array
+
+    def _check_times(self) -> None:
+        values = self.data["time"].values
+        if len(values) < 2 or not np.issubdtype(values.dtype, np.datetime64):
+            raise FieldDataError(
+                f"{self.source}: time must be at least 2 dates; got {len(values)} of type {values.dtype}"
+            )
+        steps = np.diff(values.astype("datetime64[s]").astype(np.int64))
+        if (steps <= 0).any():
+            where = int(np.flatnonzero(steps <= 0)[0])
+            raise FieldDataError(
+                f"{self.source}: time is unsorted: {_date(values[where + 1])} follows {_date(values[where])}; "
+                "sort by time and drop duplicates first"
+            )
+        usual = int(np.median(steps))
+        if (steps != usual).any():
+            where = int(np.flatnonzero(steps != usual)[0])
+            raise FieldDataError(
+                f"{self.source}: time gap: {_date(values[where])} is followed by {_date(values[where + 1])}, the usual "
+                f"step is {usual / 3600:g} h; fill the gap or take the parts before and after it by `between`"
+            )
+
+    @property
+    def coordinates(self) -> Mapping[str, Floats]:
+        """Latitude and longitude."""
+        return {axis: self.data[axis].values.astype(np.float64) for axis in AXES}
+
+    @property
+    def calendar(self) -> bool:
+        """Times are dates."""
+        return True
+
+    @property
+    def num_sequences(self) -> int:
+        """One."""
+        return 1
+
+    @property
+    def time_step(self) -> float:
+        """Seconds between states."""
+        times = self.times(0)
+        return float(times[1] - times[0])
+
+    def times(self, sequence: int) -> Floats:
+        """Seconds since 1970."""
+        return self.data["time"].values.astype("datetime64[s]").astype(np.float64)
+
+    def read(self, sequence: int, start: int, stop: int) -> Tensor:
+        """States (n, C, latitude, longitude), finite."""
+        if self.keep is not None:
+            return self.keep[start:stop]
+        arrays = [self._find(name, needs_time=True).isel(time=slice(start, stop)) for name in self.variables]
+        values = [array.transpose("time", *AXES).values.astype(np.float32) for array in arrays]
+        return torch.from_numpy(np.stack(values, 1))
+
+    def load(self) -> "WeatherSequences":
+        """The same with all states in memory."""
+        return replace(self, keep=self.read(0, 0, len(self.times(0))))
+
+    def between(self, first: str, last: str) -> "WeatherSequences":
+        """The states from date `first` to date `last`, both included ("2013-01-01", "2014-06-30")."""
+        indices = self.data.indexes["time"].slice_indexer(first, last)
+        part = self.data.isel(time=indices)
+        if part.sizes["time"] < 2:
+            raise FieldDataError(
+                f"{self.source}: no two states between {first} and {last}; it reaches from "
+                f"{_date(self.data['time'].values[0])} to {_date(self.data['time'].values[-1])}"
+            )
+        return replace(self, data=part, keep=None if self.keep is None else self.keep[indices])
+
+    def static_fields(self) -> Mapping[str, Tensor]:
+        """Fields without time, (latitude, longitude)."""
+        found = {}
+        for name in self.static:
+            values = torch.from_numpy(self._find(name, needs_time=False).transpose(*AXES).values.astype(np.float32))
+            if not bool(values.isfinite().all()):
+                raise FieldDataError(f"{self.source}: the static field {name} holds NaN or infinity; fill it first")
+            found[name] = values
+        return found
+
+
+def latitude_weights(coordinates: Mapping[str, Floats]) -> Tensor | None:
+    """cos(latitude) with mean 1, (latitude, 1), for a geographic grid; None for another."""
+    if tuple(coordinates) != AXES:
+        return None
+    weights = torch.from_numpy(np.cos(np.deg2rad(np.asarray(coordinates["latitude"], np.float64)))).clamp(min=0)
+    return (weights / weights.mean()).unsqueeze(-1)
+
+
+def _date(value: Any) -> str:
+    return str(np.datetime_as_string(value.astype("datetime64[m]")))

@@ -1,0 +1,102 @@
+"""Read a table for regression: CSV, npz, or a UCI folder with its splits."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marigold_uq.tabular.uci import UCIDataset
+
+Array = NDArray[np.float64]
+
+
+class TableError(ValueError):
+    """A file does not hold what was asked for."""
+
+
+@dataclass(frozen=True)
+class TableSource:
+    """Where rows come from.
+
+    Args:
+        path: NAME.csv (first line: column names; needs pandas), NAME.npz with `X` (rows, features) and `y` (rows,) or
+            (rows, outputs), or the folder of a UCI set.
+        target: Target columns of a CSV, at least one.
+        features: Feature columns of a CSV; all others by default.
+        weight: Column of a CSV (array of an npz) with the weights of the rows.
+        split: Of a UCI set.
+        part: Which rows of that split.
+    """
+
+    path: Path
+    target: list[str] | None = None
+    features: list[str] | None = None
+    weight: str | None = None
+    split: int = 0
+    part: Literal["train", "test"] = "train"
+
+
+@dataclass(frozen=True)
+class LoadedTable:
+    """Rows ready for `DiffusionRegressor.fit`."""
+
+    features: Any  # (rows, F), an array or a DataFrame
+    targets: Array  # (rows,) or (rows, outputs)
+    weights: Array | None  # (rows,)
+    feature_names: list[str] | None
+    target_names: list[str]
+
+
+def read_table(source: TableSource) -> LoadedTable:
+    """Read the rows of a source; what is missing is named."""
+    path = Path(source.path)
+    if path.is_dir():
+        return _read_uci(path, source)
+    readers = {".csv": _read_csv, ".npz": _read_npz}
+    if path.suffix not in readers:
+        raise TableError(f"{path} is neither a .csv, nor a .npz, nor the folder of a UCI set")
+    if not path.is_file():
+        raise TableError(f"no file {path}")
+    return readers[path.suffix](path, source)
+
+
+def _read_uci(path: Path, source: TableSource) -> LoadedTable:
+    split = UCIDataset.load(path.parent, path.name).split(source.split)
+    rows = (split.train_features, split.train_targets)
+    features, targets = rows if source.part == "train" else (split.test_features, split.test_targets)
+    return LoadedTable(features, targets, None, None, ["y"])
+
+
+def _read_npz(path: Path, source: TableSource) -> LoadedTable:
+    with np.load(path, allow_pickle=False) as arrays:
+        wanted = ["X", "y", *([source.weight] if source.weight else [])]
+        missing = [name for name in wanted if name not in arrays]
+        if missing:
+            raise TableError(f"{path} has no array {', '.join(missing)}; it has {', '.join(arrays)}")
+        features, targets = arrays["X"], arrays["y"]
+        weights = arrays[source.weight] if source.weight else None
+    names = ["y"] if targets.ndim == 1 else [f"y{number}" for number in range(targets.shape[1])]
+    return LoadedTable(features, targets, weights, None, names)
+
+
+def _read_csv(path: Path, source: TableSource) -> LoadedTable:
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError("reading a CSV needs pandas: `pip install pandas`, or store X and y in an npz") from error
+    frame = pandas.read_csv(path)
+    if not source.target:
+        raise TableError(f"say which column of {path} is the target; it has {', '.join(map(str, frame.columns))}")
+    taken = [*source.target, *([source.weight] if source.weight else [])]
+    features = source.features or [name for name in frame.columns if name not in taken]
+    missing = [name for name in [*taken, *features] if name not in frame.columns]
+    if missing:
+        raise TableError(f"{path} has no column {', '.join(missing)}; it has {', '.join(map(str, frame.columns))}")
+    if set(features) & set(source.target):
+        raise TableError(f"a target is no feature; {', '.join(sorted(set(features) & set(source.target)))} is both")
+    targets = frame[source.target].to_numpy(dtype=np.float64)
+    weights = frame[source.weight].to_numpy(dtype=np.float64) if source.weight else None
+    flat = targets[:, 0] if len(source.target) == 1 else targets
+    return LoadedTable(frame[features], flat, weights, list(features), list(source.target))

@@ -1,0 +1,106 @@
+"""`DiffusionRegressor` for skpro: distributions, intervals and quantiles as its metrics, tuners and pipelines expect.
+
+skpro is optional: `pip install marigold_uq[skpro]`.
+"""
+
+from typing import Any, Self
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from sklearn.base import clone
+from skpro.distributions.empirical import Empirical
+from skpro.regression.base import BaseProbaRegressor
+
+from marigold_uq.tabular import DiffusionRegressor
+
+__all__ = ["SkproDiffusionRegressor"]
+
+
+class SkproDiffusionRegressor(BaseProbaRegressor):
+    """A `DiffusionRegressor` with skpro's interface.
+
+    `predict_proba` is the empirical law of `estimator.n_samples` draws; `predict_interval` and `predict_quantiles` are
+    the estimator's own, so that intervals are calibrated where rows were set aside for it.
+
+    Args:
+        estimator: The model; it is cloned, never changed. None takes `DiffusionRegressor(random_state=0)`.
+
+    Example:
+        >>> from sklearn.datasets import load_diabetes
+        >>> from marigold_uq.tabular import DiffusionRegressor
+        >>> from marigold_uq.tabular.skpro import SkproDiffusionRegressor
+        >>> X, y = load_diabetes(return_X_y=True, as_frame=True)
+        >>> model = SkproDiffusionRegressor(DiffusionRegressor(max_epochs=2, baseline_epochs=10, random_state=0))
+        >>> model.fit(X[:100], y[:100]).predict_interval(X[100:103], coverage=0.9).shape
+        (3, 2)
+    """
+
+    _tags = {  # noqa: RUF012, skpro reads a dict
+        "authors": ["marigold_uq"],
+        "python_dependencies": ["marigold_uq"],
+        "capability:multioutput": True,
+        "capability:missing": False,
+        "X_inner_mtype": "pd_DataFrame_Table",
+        "y_inner_mtype": "pd_DataFrame_Table",
+    }
+
+    def __init__(self, estimator: DiffusionRegressor | None = None) -> None:
+        self.estimator = estimator
+        super().__init__()
+
+    def _fit(self, X: pd.DataFrame, y: pd.DataFrame) -> Self:
+        """Fit a clone of the estimator."""
+        template = DiffusionRegressor(random_state=0) if self.estimator is None else self.estimator
+        self.estimator_ = clone(template).fit(_named(X), y.to_numpy())
+        self._outputs = y.columns
+        return self
+
+    def _predict(self, X: pd.DataFrame) -> pd.DataFrame:
+        """Mean of the draws, a column per target."""
+        return pd.DataFrame(_columns(self.estimator_.predict(_named(X))), index=X.index, columns=self._outputs)
+
+    def _predict_var(self, X: pd.DataFrame) -> pd.DataFrame:
+        """Variance of the draws, a column per target."""
+        _, std = self.estimator_.predict(_named(X), return_std=True)
+        return pd.DataFrame(_columns(std) ** 2, index=X.index, columns=self._outputs)
+
+    def _predict_proba(self, X: pd.DataFrame) -> Empirical:
+        """The empirical law of the draws of each row."""
+        draws = self.estimator_.sample(_named(X))  # (n, rows[, outputs])
+        draws = draws.reshape(*draws.shape[:2], -1)
+        samples = [pd.DataFrame(one, index=X.index, columns=self._outputs) for one in draws]
+        table = pd.concat(samples, keys=range(len(samples)), names=["sample"])
+        return Empirical(table, time_indep=False, index=X.index, columns=self._outputs)
+
+    def _predict_quantiles(self, X: pd.DataFrame, alpha: list[float]) -> pd.DataFrame:
+        """Columns (target, level)."""
+        values = self.estimator_.predict_quantiles(_named(X), alpha)  # (rows, Q[, outputs])
+        values = values.reshape(*values.shape[:2], -1).swapaxes(1, 2)  # (rows, outputs, Q)
+        columns = pd.MultiIndex.from_product([self._get_varnames(), alpha])
+        return pd.DataFrame(values.reshape(len(X), -1), index=X.index, columns=columns)
+
+    def _predict_interval(self, X: pd.DataFrame, coverage: list[float]) -> pd.DataFrame:
+        """Columns (target, coverage, "lower" or "upper")."""
+        ends = [self.estimator_.predict_interval(_named(X), level) for level in coverage]  # (rows, 2[, outputs]) each
+        values = np.stack([one.reshape(len(X), 2, -1) for one in ends], axis=1)  # (rows, levels, 2, outputs)
+        columns = pd.MultiIndex.from_product([self._get_varnames(), coverage, ["lower", "upper"]])
+        return pd.DataFrame(np.moveaxis(values, 3, 1).reshape(len(X), -1), index=X.index, columns=columns)
+
+    @classmethod
+    def get_test_params(cls, parameter_set: str = "default") -> list[dict[str, Any]]:
+        """Small models for skpro's checks."""
+        tiny: dict[str, Any] = {"max_epochs": 2, "baseline_epochs": 10, "n_samples": 20, "num_members": 1}
+        tiny |= {"num_timesteps": 10, "num_inference_steps": 2, "calibration_fraction": 0.0, "random_state": 0}
+        published = {**tiny, "preset": "paper", "noise_family": "gaussian", "batch_size": 16}
+        return [{"estimator": DiffusionRegressor(**tiny)}, {"estimator": DiffusionRegressor(**published)}]
+
+
+def _named(X: pd.DataFrame) -> pd.DataFrame:
+    """The same rows with column names that are text, as sklearn wants them."""
+    return X.set_axis(X.columns.astype(str), axis=1)
+
+
+def _columns(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(rows, outputs), also of one target."""
+    return values.reshape(len(values), -1)

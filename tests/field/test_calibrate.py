@@ -1,0 +1,261 @@
+"""Calibration of forecasts: what is compared, what is chosen, and that it mends what is wrong."""
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.linear_process import POINTS, LinearProcess, perfect_pipeline
+from support.tiny_field import tiny_pipeline
+from support.weather_records import record
+
+from marigold_uq.calibration import Calibration
+from marigold_uq.field import calibrate as calibration
+from marigold_uq.field.calibrate import CalibrationOptions, calibrate_field
+from marigold_uq.field.calibration_windows import allot_windows, untouched_windows
+from marigold_uq.field.data import Trajectories, Transitions, WeatherSequences
+from marigold_uq.field.forecasters import PipelineForecaster
+from marigold_uq.field.lead_factors import LEAST_DAMPING, best_dampings, smooth
+from marigold_uq.field.scores import score_forecasts
+from marigold_uq.pipelines.field import FieldForecastPipeline
+
+
+def process_data(count: int = 40, seed: int = 0, num_states: int = 8) -> Trajectories:
+    """Trajectories of the linear process."""
+    process, generator = LinearProcess(), torch.Generator().manual_seed(seed)
+    root = torch.linalg.cholesky(torch.diag(process.diag) + torch.outer(process.factor, process.factor))
+    states = [torch.randn(count, POINTS, generator=generator, dtype=torch.float64) for _ in range(2)]
+    for _ in range(num_states - 2):
+        noise = torch.randn(count, POINTS, generator=generator, dtype=torch.float64) @ root.T
+        states.append(process.mean_step(states[-2], states[-1]) + noise)
+    return Trajectories(torch.stack(states, 1).float(), np.arange(float(POINTS)), np.arange(float(num_states)))
+
+
+def too_wide_pipeline(factor: float) -> FieldForecastPipeline:
+    """The perfect model, but for a covariance of the process that is `factor` times too large."""
+    pipeline = perfect_pipeline()
+    network: Any = pipeline.unet
+    network.process.diag = factor * network.process.diag
+    network.process.factor = math.sqrt(factor) * network.process.factor
+    return pipeline
+
+
+def test_calibration_leaves_a_perfect_model_alone() -> None:
+    """60 windows of 5 correlated points: kappa is known to about 10 %, and 40 perfect members want 1.05."""
+    pipeline = perfect_pipeline()
+    options = CalibrationOptions(steps=[2], num_windows=60, num_leads=3, taus=[0.3, 2.0])
+    found = calibrate_field(pipeline, process_data(), options)
+    assert pipeline.config.calibration["num_steps"] == 2
+    for kappa in found["lead_kappas"]:
+        assert 0.8 < kappa * math.sqrt(found["best"]["tau"]) < 1.35
+    pipeline.set_calibration(Calibration(tau=0.3))
+    assert calibrate_field(pipeline, process_data(), options) == found  # whatever was stored before
+
+
+def test_calibration_finds_the_spread_that_was_lost() -> None:
+    """A law whose covariance is 4 times too large wants tau kappa^2 = 1/4; spread/skill comes from 2 to 1."""
+    data, pipeline = process_data(), too_wide_pipeline(4.0)
+    forecaster = PipelineForecaster(pipeline, num_members=40, num_steps=1)
+    scores = score_forecasts(forecaster, Transitions(data), range(0, 240, 2), min_scale=1e-3)
+    assert float(scores["spread_skill_ratio"].value[0]) > 1.7
+    found = calibrate_field(pipeline, data, CalibrationOptions(steps=[1], num_windows=60, num_leads=3))
+    assert 0.18 < found["best"]["tau"] * found["lead_kappas"][0] ** 2 < 0.34  # 10 % of kappa, twice, and 1.05^2
+    scores = score_forecasts(forecaster, Transitions(data), range(0, 240, 2), min_scale=1e-3)
+    ratio = scores["spread_skill_ratio"]
+    assert float(ratio.value[0]) == pytest.approx(1.0, abs=0.12)
+
+
+def test_every_number_of_steps_and_colour_is_compared_and_tau_tried_for_the_winner() -> None:
+    """White and coloured noise for each number of steps, then tau for the winner alone."""
+    pipeline = tiny_pipeline(data=process_data())
+    pipeline.register_to_config(default_num_inference_steps=2)
+    options = CalibrationOptions(steps=[1, 3], num_windows=8, num_leads=2, taus=[0.1, 2.0])
+    found = calibrate_field(pipeline, process_data(), options)
+    names = [(one["name"], one["steps"], one["tau"]) for one in found["candidates"]]
+    expected = [(f"{color}, {how}", steps, 1.0) for steps in (1, 2, 3) for color in ("white", "coloured")
+                for how in ("as it is", "kappa")]  # fmt: skip
+    assert names[:-4] == expected
+    assert [(name.split(", ")[1], tau) for name, _, tau in names[-4:]] == [
+        (how, tau) for tau in (0.1, 2.0) for how in ("tau", "tau and kappa")
+    ]
+    assert found["best"]["score"] == min(one["score"] for one in found["candidates"] if one["name"].endswith("kappa"))
+    assert len(found["lead_kappas"]) == 2
+
+
+def test_lead_times_count_alike_in_the_choice_whatever_their_errors() -> None:
+    """The first candidate is the unit; a CRPS halved at the first lead time counts as much as one at the second."""
+    options = CalibrationOptions(steps=[1], num_windows=8, num_leads=2)
+    pipeline = tiny_pipeline(data=process_data())
+    comparison = calibration._Comparison(pipeline, calibration.Rollouts({}, [], torch.zeros(0), None), options, None)
+    comparison._unit = (0.01, 1.0)
+    assert comparison._score((0.005, 1.0)) == comparison._score((0.01, 0.5)) == pytest.approx(0.75)
+    found = calibrate_field(pipeline, process_data(), options)
+    assert found["candidates"][0]["score"] == pytest.approx(1.0)
+
+
+def test_tau_is_tried_once_where_there_is_nothing_for_it_to_multiply() -> None:
+    """The family `point` in one step has no spread of its own."""
+    pipeline = tiny_pipeline("point", data=process_data())
+    pipeline.register_to_config(default_num_inference_steps=1)
+    found = calibrate_field(pipeline, process_data(), CalibrationOptions(steps=[1], num_windows=8, num_leads=2))
+    assert [one["tau"] for one in found["candidates"]] == [1.0, 1.0, 0.03, 0.03]
+
+
+def test_settings_whose_rollouts_leave_the_numbers_lose_and_if_all_do_it_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = CalibrationOptions(steps=[1, 2], num_windows=8, num_leads=2, taus=[], color=False)
+    members, broken, late = calibration._members, {1}, False
+
+    def diverge(*arguments: Any) -> torch.Tensor:
+        found = members(*arguments)
+        is_last = arguments[4] == options.num_members
+        return found * 1e30 if arguments[3] in broken or (is_last and late) else found
+
+    monkeypatch.setattr(calibration, "_members", diverge)
+    pipeline = tiny_pipeline(data=process_data())
+    pipeline.register_to_config(default_num_inference_steps=2)
+    found = calibrate_field(pipeline, process_data(), options)
+    assert [one["score"] is None for one in found["candidates"]] == [True, True, False, False]
+    assert found["best"]["steps"] == 2
+    json.dumps(found, allow_nan=False)
+    late = True
+    with pytest.raises(FloatingPointError, match=r"2 steps: rollouts of \d+ windows diverge"):
+        calibrate_field(pipeline, process_data(), options)
+    broken.add(2)
+    with pytest.raises(FloatingPointError, match="none of 4 settings"):
+        calibrate_field(pipeline, process_data(), options)
+
+
+def test_damping_is_the_regression_of_truth_on_forecast_around_the_season() -> None:
+    """Truth = season + 0.3 forecast at the first lead time, against it at the second, larger than it at the third."""
+    generator = torch.Generator().manual_seed(0)
+    forecast, other, expected = (torch.randn(400, 3, 1, 6, generator=generator) for _ in range(3))
+    truth = torch.stack([0.3 * forecast[:, 0] + other[:, 0], -forecast[:, 1], 2 * forecast[:, 2]], 1) + expected
+    members = expected + forecast + torch.tensor([-0.1, 0.1]).reshape(2, 1, 1, 1, 1)
+    first, second, third = best_dampings(members, truth, expected)
+    assert first == pytest.approx(0.3, abs=0.06)  # 3 standard errors of 2400 numbers
+    assert second == pytest.approx(LEAST_DAMPING)
+    assert third == 1.0
+
+
+def test_damping_does_not_depend_on_the_units_of_a_variable() -> None:
+    """One variable deserves 0.2, the other 0.8; both count, also where one is in millimetres."""
+    generator = torch.Generator().manual_seed(0)
+    forecast, other = (torch.randn(600, 1, 2, 6, generator=generator) for _ in range(2))
+    share = torch.tensor([0.2, 0.8]).reshape(2, 1)
+    truth = share * forecast + (1 - share.square()).sqrt() * other  # both of variance 1
+    expected, units = torch.zeros_like(truth), torch.tensor([1.0, 1000.0]).reshape(2, 1)
+    (plain,) = best_dampings(forecast[None], truth, expected)
+    assert plain == pytest.approx(0.5, abs=0.05)
+    assert best_dampings(units * forecast[None], units * truth, expected)[0] == pytest.approx(plain)
+
+
+def test_calibration_damps_a_model_that_trusts_states_without_memory() -> None:
+    """Weather redrawn every six hours: going on from the last state doubles the squared error of the season's mean."""
+    states = record()
+    shape = states["2m_temperature"].shape
+    states["2m_temperature"] = states["2m_temperature"] * 0 + 280 + 5 * np.random.default_rng(1).standard_normal(shape)
+    data = WeatherSequences(states.astype(np.float32), ("2m_temperature",))
+    pipeline = tiny_pipeline("gaussian", data, seasonal=True)
+    windows = Transitions(data, num_history=2, num_leads=3)
+    batch = [windows[index] for index in range(1, len(windows), 2)]
+    history, truth = (torch.stack([one[name] for one in batch]) for name in ("history", "future"))
+    times = np.array([float(one["time"]) for one in batch])
+    season = float((pipeline.expected_states(times, 3) - truth).square().mean())
+
+    def error() -> float:
+        forecast = pipeline(history, 3, time=times, num_members=8, num_inference_steps=1)
+        return float((forecast.mean - truth).square().mean())
+
+    assert error() > 1.7 * season
+    options = CalibrationOptions(steps=[1], num_windows=8, num_leads=3, taus=[], num_members=8)
+    found = calibrate_field(pipeline, data, options, train=data)
+    assert pipeline.config.lead_dampings == found["lead_dampings"]
+    assert error() < 1.1 * season
+    assert pipeline.config.lead_season_shares == found["lead_season_shares"]
+    calibrated = pipeline(history, 3, time=times, num_members=8)
+    assert float(calibrated.spread.square().mean().sqrt()) == pytest.approx(math.sqrt(season), rel=0.25)
+
+
+def test_choice_colour_and_intervals_have_windows_of_their_own() -> None:
+    for count, available in ((16, 345), (3, 16), (60, 160), (16, 20_000)):
+        windows = allot_windows(count, 64, 128, available)
+        assert len(windows.scored) == min(count, available // 2)
+        assert len(windows.fitted) == pytest.approx(min(64, available // 2), rel=0.2)
+        assert windows.color
+        assert not {*windows.scored, *windows.fitted} & {*windows.color, *windows.intervals}
+        assert not {*windows.color} & {*windows.intervals}
+    assert len(windows.intervals) == pytest.approx(128, rel=0.1)
+
+
+def test_intervals_are_calibrated_on_trajectories_that_no_choice_has_seen() -> None:
+    windows = Transitions(process_data(400), num_leads=3)
+    allotted = allot_windows(16, 64, 128, len(windows))
+    touched = {windows.sequence_of(i) for i in (*allotted.scored, *allotted.fitted, *allotted.color)}
+    intervals = untouched_windows(windows, allotted)
+    assert len(intervals) > 90
+    assert not touched & {windows.sequence_of(i) for i in intervals}
+
+
+def test_intervals_cover_what_they_promise_at_every_lead_time_where_the_law_is_far_too_wide(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without kappas a law of twice the spread wants q about 1; fresh trajectories know the coverage to .01."""
+    monkeypatch.setattr(calibration, "_fit_factors", lambda *_: calibration.Factors([1.0] * 3, None, None))
+    pipeline = too_wide_pipeline(4.0)
+    options = CalibrationOptions(steps=[1], num_windows=16, num_leads=3, taus=[])
+    found = calibrate_field(pipeline, process_data(800), options)
+    stored = Calibration.from_dict(pipeline.config.calibration)
+    assert stored.coverage == 0.95
+    assert stored.num_calibration == found["num_interval_units"] > 90
+    assert list(pipeline.interval_scales or ()) == found["lead_interval_scales"]
+    assert all(0.8 < scale < 1.4 for scale in found["lead_interval_scales"])
+    windows = Transitions(process_data(400, seed=1), num_leads=3)
+    scores = score_forecasts(PipelineForecaster(pipeline, num_steps=1), windows, range(0, 1600, 4), min_scale=1e-3)
+    for lead in range(3):
+        assert 0.93 < float(scores["conformal_coverage"].value[lead]) < 0.98
+        assert float(scores["coverage"].value[lead]) > 0.99  # of the members' quantiles
+        assert float(scores["conformal_width"].value[lead]) > 0
+    few = score_forecasts(PipelineForecaster(pipeline, num_members=1), windows, [0, 1], min_scale=1e-3)
+    assert "conformal_coverage" not in few  # the interval holds for 40 members
+
+
+def test_windows_of_one_trajectory_are_one_unit_and_one_trajectory_promises_nothing() -> None:
+    pipeline, long = perfect_pipeline(), process_data(1, num_states=400)
+    windows = Transitions(long, num_leads=2)
+    assert untouched_windows(windows, allot_windows(16, 64, 128, len(windows))) == []
+    options = CalibrationOptions(steps=[1], num_windows=4, num_leads=2, taus=[])
+    assert calibration._interval_scales(pipeline, windows, list(range(0, 300, 3)), options, 1) == (None, 1)
+    several = Transitions(process_data(30), num_leads=2)
+    scales, units = calibration._interval_scales(pipeline, several, list(range(len(several))), options, 1)
+    assert units == 30
+    assert scales is not None
+    assert len(scales) == 2
+
+
+def test_intervals_can_be_left_out_and_nonsense_is_refused_before_anything_is_rolled_out() -> None:
+    pipeline = perfect_pipeline()
+    options = CalibrationOptions(steps=[1], num_windows=8, num_leads=2, taus=[], interval_windows=0)
+    assert calibrate_field(pipeline, process_data(), options)["lead_interval_scales"] is None
+    with pytest.raises(ValueError, match="share within"):
+        CalibrationOptions(coverage=95)
+    with pytest.raises(ValueError, match=r"got \{'num_members': 1\}"):
+        CalibrationOptions(num_members=1)
+
+
+def test_too_few_trajectories_promise_nothing() -> None:
+    pipeline = perfect_pipeline()
+    options = CalibrationOptions(steps=[1], num_windows=4, num_leads=2, taus=[], num_members=8)
+    found = calibrate_field(pipeline, process_data(12), options)
+    assert found["lead_interval_scales"] is None
+    assert found["num_interval_units"] < 19
+    assert pipeline.interval_scales is None
+
+
+def test_kappas_are_smoothed_over_lead_times_but_the_first_and_the_last() -> None:
+    assert smooth([2.0]) == pytest.approx([2.0])
+    assert smooth([1.0, 2.0, 4.0, 8.0]) == pytest.approx([1.0, 2.0, 4.0, 8.0])  # geometric growth stays
+    assert smooth([1.0, 4.0, 1.0, 1.0]) == pytest.approx([1.0, 4 ** (1 / 3), 4 ** (1 / 3), 1.0])

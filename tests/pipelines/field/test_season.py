@@ -1,0 +1,133 @@
+"""What is calibrated of the season: its spread, learnt from the training part, blended with that of the members."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.tiny_field import tiny_pipeline, tiny_weather
+from support.weather_records import record
+
+from marigold_uq.calibration import Calibration
+from marigold_uq.field.calibrate import best_blends
+from marigold_uq.field.data import WeatherSequences
+from marigold_uq.field.data.harmonics import YEAR, choose_num_annual
+from marigold_uq.field.forecasters import PipelineForecaster
+from marigold_uq.models.season import Season
+from marigold_uq.pipelines.field import FieldForecastPipeline
+from marigold_uq.pipelines.field.output import FieldForecast, blend
+
+
+def forecast(pipeline: FieldForecastPipeline, data: WeatherSequences, date: str) -> FieldForecast:
+    time = np.datetime64(date, "s").astype(np.float64)
+    place = int(np.searchsorted(data.times(0), time))
+    states = data.read(0, place - 1, place + 1).unsqueeze(0)
+    generator = torch.Generator().manual_seed(3)
+    return pipeline(states, 2, time=time, num_members=20, generator=generator, output_type="pt")
+
+
+def seasonal_record() -> WeatherSequences:
+    """Two years of pure noise around 280 K: deviation 4 K in January, 1 K in July, twice that in the first row."""
+    states = record(2 * 4 * 365)
+    year = np.cos(2 * np.pi * np.arange(2 * 4 * 365) / (4 * 365.2425))[:, None, None]
+    deviation = np.sqrt(8.5 + 7.5 * year) * np.array([2, 1, 1, 1, 1])[:, None]
+    noise = np.random.default_rng(0).standard_normal(states["2m_temperature"].shape)
+    states["2m_temperature"] = states["2m_temperature"] * 0 + 280 + deviation * noise
+    return WeatherSequences(states.astype(np.float32), ("2m_temperature",))
+
+
+def test_the_seasons_spread_is_learnt_and_what_a_forecast_without_skill_is_left_with(tmp_path: Path) -> None:
+    data = seasonal_record()
+    pipeline = tiny_pipeline("gaussian", data, seasonal=True)
+    pipeline.register_modules(season=Season.fit(pipeline.encoder, data))
+    pipeline.set_calibration(Calibration(), [2.0, 0.5], [1.0, 0.0], [0.0, 1.0])
+    pipeline.save_pretrained(tmp_path / "model")
+    loaded = FieldForecastPipeline.from_pretrained(tmp_path / "model")
+    spreads = {}
+    for month in ("2014-01-01", "2014-07-01"):
+        before, after = (forecast(one, data, month) for one in (tiny_pipeline("gaussian", data, seasonal=True), loaded))
+        torch.testing.assert_close(after.spread[:, 0], 2 * before.spread[:, 0], rtol=1e-3, atol=1e-3)
+        season = loaded.season_deviations(after.init_times, 2)[:, 1]
+        torch.testing.assert_close(
+            after.spread[:, 1], (0.25 * before.spread[:, 1].square() + season.square()).sqrt(), rtol=1e-3, atol=1e-3
+        )
+        order = [output.members[:, 0, 1].argsort(0) for output in (before, after)]
+        torch.testing.assert_close(order[0], order[1])  # who is higher than who
+        spreads[month] = season[0, 0].mean(-1)
+    # 60 days around a date: the error of a deviation from some hundred numbers per row is a few percent
+    expected = torch.tensor([2.0, 1, 1, 1, 1])
+    torch.testing.assert_close(spreads["2014-01-01"], 4 * expected, rtol=0.1, atol=0)
+    torch.testing.assert_close(spreads["2014-07-01"], expected, rtol=0.25, atol=0)
+
+
+def test_as_many_harmonics_of_the_year_as_the_record_supports() -> None:
+    """A second harmonic in the record is found; in noise around one wave it would be noise."""
+    for second, expected in ((3.0, 2), (0.0, 1)):
+        states = record(2 * 4 * 365)
+        year = 2 * np.pi * (states["time"].values.astype("datetime64[s]").astype(np.float64) / YEAR)
+        mean = 280 + 10 * np.sin(year) + second * np.cos(2 * year)
+        noise = np.random.default_rng(0).standard_normal(states["2m_temperature"].shape)
+        states["2m_temperature"] = states["2m_temperature"] * 0 + mean[:, None, None] + 2 * noise
+        data = WeatherSequences(states.astype(np.float32), ("2m_temperature",))
+        assert choose_num_annual(data) == expected
+        pipeline = tiny_pipeline("gaussian", data, seasonal=True)
+        season = Season.fit(pipeline.encoder, data)
+        error = season.mean(torch.from_numpy(np.asarray(data.times(0))))[:, 0] - torch.from_numpy(mean[:, None, None])
+        assert float(error.square().mean().sqrt()) < 0.15  # 2 K of noise, 9 waves of 2920 numbers: 0.11
+    assert choose_num_annual(WeatherSequences(record(100).astype(np.float32), ("2m_temperature",))) == 1
+
+
+def test_an_ensemble_made_elsewhere_is_calibrated_afterwards() -> None:
+    data = seasonal_record()
+    plain = tiny_pipeline("gaussian", data, seasonal=True)
+    calibrated = tiny_pipeline("gaussian", data, seasonal=True)
+    calibrated.register_modules(season=Season.fit(plain.encoder, data))
+    calibrated.set_calibration(Calibration(), [2.0, 0.5], [1.0, 0.3], [0.0, 1.0])
+    members = forecast(plain, data, "2014-01-01").members
+    date = np.array(["2014-01-01"], "datetime64[ns]")  # of any unit
+    expected = forecast(calibrated, data, "2014-01-01").members
+    torch.testing.assert_close(calibrated.calibrate_members(members, date), expected, rtol=1e-5, atol=1e-3)
+
+
+def test_mixed_precision_does_not_round_the_season() -> None:
+    """Bfloat16 has steps of 2 K at 280 K: a forecast that is all season must not know them."""
+    data = seasonal_record()
+    pipeline = tiny_pipeline("gaussian", data, seasonal=True)
+    pipeline.register_modules(season=Season.fit(pipeline.encoder, data))
+    pipeline.set_calibration(Calibration(), [1.0], [0.0])
+    batch = {"history": data.read(0, 7, 9).unsqueeze(0), "time": data.times(0)[8:9]}
+    forecaster = PipelineForecaster(pipeline, num_members=3, mixed_precision="bf16")
+    mean = forecaster.forecast(batch, [0], 2).mean(0)
+    expected = pipeline.expected_states(np.asarray(batch["time"]), 2)
+    torch.testing.assert_close(mean, expected, rtol=0, atol=1e-3)
+    assert "forward" not in vars(pipeline.unet)  # left as it was
+
+
+def test_shares_of_the_seasons_spread_need_it_and_are_not_negative() -> None:
+    with pytest.raises(ValueError, match="module season"):
+        tiny_weather().set_calibration(Calibration(), None, None, [0.5])
+    with pytest.raises(ValueError, match="not negative"):
+        tiny_weather().set_calibration(Calibration(), None, None, [-0.5])
+    with pytest.raises(ValueError, match="not negative"):
+        tiny_weather().set_calibration(Calibration(), None, None, [float("nan")])
+    with pytest.raises(ValueError, match="no module season"):
+        tiny_weather().season_deviations(np.zeros(1), 1)
+
+
+def test_members_that_agree_go_on_agreeing() -> None:
+    members = torch.ones(3, 1, 1, 1, 4)
+    torch.testing.assert_close(blend(members, [2.0], [1.0], torch.ones(1, 1, 1, 4)), members)
+    torch.testing.assert_close(blend(members[:1], [2.0], [1.0], torch.ones(1, 1, 1, 4)), members[:1])  # one is no law
+
+
+def test_the_best_blend_is_found_where_it_is_known() -> None:
+    """Truth of variance k^2 s^2 + c^2 season^2 at each point, for an ensemble of spread s: (k, c) = (0.5, 0.8)."""
+    generator = torch.Generator().manual_seed(0)
+    spread, season = (0.5 + 3 * torch.rand(300, 1, 1, 24, generator=generator) for _ in range(2))
+    members = spread * torch.randn(60, 300, 1, 1, 24, generator=generator)
+    members = members - members.mean(0)
+    deviation = (0.25 * spread.square() + 0.64 * season.square()).sqrt()
+    target = deviation * torch.randn(300, 1, 1, 24, generator=generator)
+    (kappa,), (share,) = best_blends(members, target, season)
+    assert kappa == pytest.approx(0.5, abs=0.08)
+    assert share == pytest.approx(0.8, abs=0.05)
