@@ -22,10 +22,10 @@ from marigold_uq.files import make_folder
 from marigold_uq.plotting import save_figure
 from marigold_uq.tabular import DiffusionRegressor
 from marigold_uq.tabular.estimators import model_options
+from marigold_uq.tabular.figures import calibration_figure, interval_figure
 from marigold_uq.tabular.scores import pooled_curves, score_rows
 from marigold_uq.tabular.uci import UCIDataset, UCISplit
 from scripts.studies.uci.cells import CellStore
-from scripts.studies.uci.figures import calibration_figure, interval_figure
 from scripts.studies.uci.tables import column_title, epochs_text
 
 TARGETS = {

@@ -2,7 +2,7 @@
 
     python -m scripts.studies.uci.inner --data data/uci --set concrete --splits 0 1 [--model max_epochs=100]
 
-This is how the rule of the default preset was chosen, one for all sets; `scripts.studies.uci.reproduce` then measures it on
+This is how the rule of the default preset was chosen, one for all sets; `scripts.studies.uci.reproduce` measures it on
 the test rows. The splits overlap: training rows of split 0 are test rows of other splits (on concrete they are 91 % of
 the test rows of splits 1 to 19), so the rule was chosen on rows that other splits are tested on. No split's own test
 rows took part when it was judged on that split.

@@ -1,8 +1,8 @@
 """Make the table of the UCI regression sets: presets and families x sets x metrics, over all splits; resumable.
 
     python -m scripts.studies.uci.reproduce --data data/uci --output runs/uci
-    python -m scripts.studies.uci.reproduce --data data/uci --output runs/uci --sets wine --columns paper/gaussian default
-    python -m scripts.studies.uci.reproduce --data data/uci --output runs/uci --epochs-scale 0.1 1 --max-epochs naval=500
+    python -m scripts.studies.uci.reproduce --data data/uci --output runs/uci --sets wine --columns default
+    python -m scripts.studies.uci.reproduce --data data/uci --output runs/uci --epochs-scale 0.1 1 --max-epochs naval=9
 
 Run the same command again to go on: finished cells are kept, training continues from its last saved state (also after
 `kill -9`), and a larger share of the epochs continues the smaller one. Several processes may fill one folder if they
@@ -150,7 +150,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Make what is missing and write the results; the exit code."""
     options = parse_arguments(arguments)
     command = shlex.join(
-        ["python", "scripts/studies/uci/reproduce.py", *(sys.argv[1:] if arguments is None else arguments)]
+        ["python", "-m", "scripts.studies.uci.reproduce", *(sys.argv[1:] if arguments is None else arguments)]
     )
     torch.set_num_threads(options.threads)
     make_folder(options.output)
