@@ -1,13 +1,18 @@
-"""Files that are whole or not there: written under a temporary name, then renamed."""
+"""Files and folders that are whole or not there, what they were made from, and whether that was something else."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
+
+import numpy as np
 
 
 @contextmanager
@@ -31,6 +36,63 @@ def atomic_path(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # in a folder we may not enter, the error above is the one to report
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """Give a temporary folder beside `path` to fill; rename it to `path` if the block succeeds, else remove it.
+
+    With `overwrite` the old folder is moved away before it is deleted: at every moment one of the two is whole.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".marigold-uq-{uuid4().hex}")
+    old = path.with_name(f".marigold-uq-{uuid4().hex}")
+    try:
+        _check_target(path, overwrite)
+        temporary.mkdir()
+        yield temporary
+        _check_target(path, overwrite)
+        if path.exists():
+            os.replace(path, old)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise _explained(error, path) from error
+    finally:
+        for leftover in (temporary, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def fingerprint(*parts: Any) -> str:
+    """A hash of everything that a result depends on: arrays by shape, type and bytes, files by content, else the text.
+
+    A folder counts with the relative names and the contents of all its files.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        if isinstance(part, Path):
+            for file in sorted(part.rglob("*")) if part.is_dir() else [part]:
+                if file.is_file():
+                    digest.update(repr(str(file.relative_to(part))).encode())
+                    digest.update(hashlib.sha256(file.read_bytes()).digest())
+        elif isinstance(part, np.ndarray):
+            digest.update(repr((part.shape, str(part.dtype))).encode())
+            digest.update(np.ascontiguousarray(part).tobytes())
+        else:
+            digest.update(repr(part).encode())
+    return digest.hexdigest()
+
+
+def require_same(path: str | Path, found: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """Refuse what lies at `path` if it was made with other settings, and name them; nothing is replaced silently."""
+    different = [
+        f"{key} was {found.get(key)!r}, now {asked.get(key)!r}"
+        for key in sorted(set(found) | set(asked))
+        if found.get(key) != asked.get(key)
+    ]
+    if different:
+        raise ValueError(
+            f"{path} was made with other settings: {'; '.join(different)}. Choose another output, or delete it first"
+        )
 
 
 def _check_target(path: Path, overwrite: bool) -> None:

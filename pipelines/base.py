@@ -1,20 +1,92 @@
-"""Pipelines of this package on the Hugging Face Hub."""
+"""What all pipelines share: loading by name without running remote code, publishing, and one calibration contract."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+from diffusers.utils import logging
+
+from marigold_uq.calibration import Calibration, read_calibrations, with_calibration
+from marigold_uq.loading import fetch_pretrained
+from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
+
+logger = logging.get_logger(__name__)
 
 
-class PublishablePipeline(DiffusionPipeline):
-    """A pipeline whose `push_to_hub` uploads what others can load.
+class UncertaintyPipeline(DiffusionPipeline):
+    """A pipeline that knows how sure it is.
 
-    diffusers' own method uploads components of our classes without the files through which `from_pretrained` finds
-    them, and no card.
+    Subclasses take `calibration: list[dict] | None = None` in `__init__` and register it in the config; then
+    `calibrate` stores, `save_pretrained` and `push_to_hub` keep, and `calibration_for` finds what was chosen on
+    held-out data.
     """
+
+    uncertainty_modes: ClassVar[tuple[str | None, ...]] = (None,)
+    """Ways to uncertainty, each with a calibration of its own; a pipeline with one way has the mode None."""
+    scheduler: DistributionalDDIMScheduler
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any) -> Self:
+        """As in diffusers, a folder or a name on the Hub; our own components need no `trust_remote_code`."""
+        folder, own = fetch_pretrained(cls, pretrained_model_name_or_path, kwargs)
+        return super().from_pretrained(folder, **{**own, **kwargs})
+
+    @classmethod
+    def load_config(cls, *args: Any, **kwargs: Any) -> Any:
+        """A saved config, in today's names: `upgrade_config` translates those of versions before the first release."""
+        loaded = super().load_config(*args, **kwargs)
+        if isinstance(loaded, tuple):
+            return (cls.upgrade_config(loaded[0]), *loaded[1:])
+        return cls.upgrade_config(loaded)
+
+    @classmethod
+    def upgrade_config(cls, config: dict[str, Any]) -> dict[str, Any]:
+        """Replace old entries; a pipeline with such entries overrides this."""
+        return config
+
+    def calibrate(self, calibration: Calibration) -> Self:
+        """Keep what was chosen on held-out data; saving, loading and publishing keep it too.
+
+        tau goes into the scheduler. A record for the same way to uncertainty is replaced.
+        """
+        if calibration.uncertainty not in self.uncertainty_modes:
+            raise ValueError(
+                f"Calibration(uncertainty=...) must be one of {list(self.uncertainty_modes)} for a "
+                f"{type(self).__name__}; got {calibration.uncertainty!r}"
+            )
+        records = with_calibration(self.calibrations, calibration)
+        self.scheduler.calibrate(calibration.tau)
+        self.register_to_config(calibration=[one.to_dict() for one in records])
+        return self
+
+    @property
+    def calibrations(self) -> tuple[Calibration, ...]:
+        """All stored records."""
+        return read_calibrations(self.config.get("calibration"))
+
+    def calibration_for(self, uncertainty: str | None = None, **call: int | None) -> Calibration:
+        """The record for a way to uncertainty, without effect where none was stored.
+
+        A call under other conditions (`num_inference_steps`, `ensemble_size`) is warned; a scheduler with another tau
+        is refused, because the intervals would promise what was never calibrated.
+        """
+        for record in self.calibrations:
+            if record.uncertainty == uncertainty:
+                break
+        else:
+            return Calibration(tau=float(self.scheduler.config.tau), uncertainty=uncertainty)
+        if record.tau != self.scheduler.config.tau:
+            raise ValueError(
+                f"the stored calibration was made with tau = {record.tau}, but the scheduler has tau = "
+                f"{self.scheduler.config.tau}: set it back with scheduler.calibrate(...), or calibrate again"
+            )
+        for difference in record.mismatches(**call):
+            logger.warning(f"{difference}: kappa and intervals may not hold")
+        return record
 
     def push_to_hub(
         self,
@@ -26,7 +98,10 @@ class PublishablePipeline(DiffusionPipeline):
         endpoint: str | None = None,
         **save_options: Any,
     ) -> str:
-        """Upload weights, configs and a model card, and return the commit's address.
+        """Upload weights, configs and a model card that others can load, and return the commit's address.
+
+        diffusers' own method uploads components of our classes without the files through which `from_pretrained` finds
+        them, and no card.
 
         Args:
             repo_id: "user/name"; the repository is created where there is none.

@@ -1,37 +1,38 @@
-"""Make the spread honest on held-out data: tau, kappa, the number of steps, and split-conformal intervals.
+"""Calibrate the spread on held-out data: tau, kappa, and split-conformal intervals for every coverage.
 
 Order matters. First choose tau or kappa (and steps) by a proper score on one held-out set; then freeze model, steps,
-number of members, tau and kappa, and calibrate intervals on a second set that nothing has touched. Only then does the
-conformal guarantee hold.
+ensemble size, tau and kappa, and calibrate intervals on a second set that nothing has touched. Only then does the
+conformal guarantee hold. `pipeline.calibrate(Calibration(...))` keeps the result with the model.
 """
 
-from marigold_uq.calibration.conformal import conformal_images, conformal_rows, cqr_score, residual_ratio
-from marigold_uq.calibration.scaling import (
-    KappaChoice,
-    StepsAndTauChoice,
-    TauChoice,
-    apply_kappa,
-    choose_kappa,
-    choose_steps_and_tau,
-    choose_tau,
-    draw_with_tau,
+from marigold_uq.calibration.conformal import (
+    conformal_images,
+    conformal_rows,
+    interval_grid_images,
+    interval_grid_rows,
+    residual_ratio,
+    stack_grids,
 )
-from marigold_uq.calibration.storage import Calibration, read_calibration, store_calibration
+from marigold_uq.calibration.intervals import COVERAGES, IntervalGrid, check_coverage
+from marigold_uq.calibration.scaling import KappaChoice, TauChoice, apply_kappa, choose_kappa, choose_tau
+from marigold_uq.calibration.storage import Calibration, read_calibrations, with_calibration
 
 __all__ = [
+    "COVERAGES",
     "Calibration",
+    "IntervalGrid",
     "KappaChoice",
-    "StepsAndTauChoice",
     "TauChoice",
     "apply_kappa",
+    "check_coverage",
     "choose_kappa",
-    "choose_steps_and_tau",
     "choose_tau",
     "conformal_images",
     "conformal_rows",
-    "cqr_score",
-    "draw_with_tau",
-    "read_calibration",
+    "interval_grid_images",
+    "interval_grid_rows",
+    "read_calibrations",
     "residual_ratio",
-    "store_calibration",
+    "stack_grids",
+    "with_calibration",
 ]

@@ -6,13 +6,15 @@ image are not independent and are never pooled as if they were.
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal, TypeAlias
+from typing import Literal, Self, TypeAlias
 
 import torch
 from torch import Tensor
 
+from marigold_uq.calibration.intervals import COVERAGES, IntervalGrid, check_coverage
 from marigold_uq.distributions.base import at_least_float32
 
 TooFew: TypeAlias = Literal["raise", "inf"]
@@ -38,93 +40,154 @@ def residual_ratio(mean: Tensor, std: Tensor, target: Tensor, mask: Tensor | Non
     return torch.where(error == 0, error, error / std)
 
 
-def cqr_score(lower: Tensor, upper: Tensor, target: Tensor) -> Tensor:
-    """Conformalised quantile regression: max(lower - y, y - upper), by how much the interval misses (or clears) y.
+def conformal_rows(scores: Tensor, coverage: float, *, too_few: TooFew = "raise") -> Tensor:
+    """The ceil((n + 1) coverage)-th smallest of n exchangeable scores (n, ...): (...), one per further coordinate.
 
-    `conformal_rows` of it is a margin: the calibrated interval is [lower - margin, upper + margin].
-    """
-    if not lower.shape == upper.shape == target.shape:
-        raise ValueError(
-            f"lower {tuple(lower.shape)}, upper {tuple(upper.shape)} and target {tuple(target.shape)} differ in shape"
-        )
-    return torch.maximum(lower - target, target - upper)
-
-
-def conformal_rows(scores: Tensor, alpha: float, *, too_few: TooFew = "raise") -> Tensor:
-    """The ceil((n + 1)(1 - alpha))-th smallest of n exchangeable scores (n, ...): (...), one per further coordinate.
-
-    With scores r = |y - ybar|/s (`residual_ratio`) the interval ybar +- q s covers a new row with probability at least
-    1 - alpha, and at most 1 - alpha + 1/(n + 1) if scores do not tie. For intervals that cover all outputs of a row
-    at once, pass the largest score of each row.
+    With scores r = |y - ybar|/s (`residual_ratio`) the interval ybar +- q s covers a new row with at least this
+    probability, and at most 1/(n + 1) more if scores do not tie. For intervals that cover all outputs of a row at once,
+    pass the largest score of each row.
     """
     if scores.ndim == 0:
         raise ValueError("expected scores (n, ...) with the calibration rows first; got a single number")
     scores = at_least_float32(scores)
     _check_nan(scores, "scores")
     num_rows = scores.shape[0]
-    rank = math.ceil((num_rows + 1) * (1 - _exact(alpha)))
+    rank = math.ceil((num_rows + 1) * _exact(coverage))
     if rank > num_rows:
-        return scores.new_full(scores.shape[1:], _not_enough(num_rows, alpha, "rows", too_few))
+        return scores.new_full(scores.shape[1:], _not_enough(num_rows, coverage, "rows", too_few))
     return scores.kthvalue(rank, dim=0).values
 
 
 def conformal_images(
     ratios: Iterable[Tensor],
-    alpha: float,
+    coverage: float,
     *,
     groups: Sequence[Hashable] | None = None,
     too_few: TooFew = "raise",
 ) -> float:
-    """Smallest lam with (sum_i L_i(lam) + 1) / (n + 1) <= alpha, L_i the share of image i outside ybar +- lam s.
+    """Smallest q with (sum_i L_i(q) + 1) / (n + 1) <= 1 - coverage, L_i the share of image i outside ybar +- q s.
 
-    Conformal risk control: on a new image the *expected share* of valid pixels outside is at most alpha. Exact, no
-    grid: L_i only jumps at the ratios of image i, each by one over its number of valid pixels.
+    Conformal risk control: on a new image the *expected share* of valid pixels inside is at least `coverage`.
 
     Args:
         ratios: one tensor of |y - ybar|/s at the valid pixels per image (`residual_ratio` with a mask), any shape.
-        alpha: the tolerated share, 0.05 for 95 %; needs n >= 1/alpha - 1 units (19 for 5 %).
+        coverage: the promised share; needs n >= 1/(1 - coverage) - 1 units (19 for 95 %).
         groups: the scene of each image. The unit is then the scene, its loss the mean over its images.
         too_few: with fewer units, raise or return infinity.
     """
-    images = [at_least_float32(ratio).flatten() for ratio in ratios]
-    for index, image in enumerate(images):
-        _check_nan(image, f"the ratios of image {index}")
-        if not image.numel():
-            raise ValueError(f"image {index} has no valid pixel: leave it out of the calibration set")
-    units = list(range(len(images))) if groups is None else list(groups)
-    if len(units) != len(images):
-        raise ValueError(f"groups names one scene per image: got {len(units)} for {len(images)} images")
-    sizes = Counter(units)
-    allowed = (len(sizes) + 1) * _exact(alpha) - 1  # sum of losses that may remain
-    if allowed < 0:
-        return _not_enough(len(sizes), alpha, "images" if groups is None else "scenes", too_few)
-    weights = [1.0 / (sizes[unit] * image.numel()) for unit, image in zip(units, images, strict=True)]
-    return _smallest_scale(images, weights, float(allowed))
+    return _ImageLosses.of(ratios, groups).smallest_scale(coverage, too_few)
 
 
-def _smallest_scale(images: Sequence[Tensor], weights: Sequence[float], allowed: float) -> float:
-    """Largest ratio at which the total weight of ratios from the top down exceeds what may stay outside."""
-    ordered, order = torch.cat(list(images)).sort(descending=True)
-    each = torch.tensor(weights, dtype=torch.float64).repeat_interleave(torch.tensor([len(i) for i in images]))
-    outside = each[order.cpu()].cumsum(0)  # loss if lam falls just below each ratio
-    first = int(torch.searchsorted(outside, allowed, right=True))
-    return float(ordered[first]) if first < len(ordered) else 0.0
+def interval_grid_rows(scores: Tensor, coverages: Sequence[float] = COVERAGES) -> IntervalGrid | None:
+    """`conformal_rows` of scores (n, outputs) at every coverage that n rows can promise; None if they promise none."""
+    return _grid(coverages, lambda c: conformal_rows(scores.reshape(len(scores), -1), c, too_few="inf").tolist())
 
 
-def _exact(alpha: float) -> Fraction:
-    """The decimal number that was typed: 0.1 means 1/10, so that ceil and <= do not depend on rounding."""
-    if not 0 < alpha < 1:
-        raise ValueError(f"alpha is the tolerated miss rate within (0, 1), 0.05 for 95 % coverage; got {alpha}")
-    return Fraction(str(float(alpha)))
+def interval_grid_images(
+    ratios: Iterable[Tensor], coverages: Sequence[float] = COVERAGES, *, groups: Sequence[Hashable] | None = None
+) -> IntervalGrid | None:
+    """`conformal_images` at every coverage that the images can promise; None if they promise none."""
+    losses = _ImageLosses.of(ratios, groups)
+    return _grid(coverages, lambda c: [losses.smallest_scale(c, "inf")])
 
 
-def _not_enough(num_units: int, alpha: float, name: str, too_few: TooFew) -> float:
+def stack_grids(grids: Sequence[IntervalGrid | None]) -> IntervalGrid | None:
+    """Grids of one output each as one grid of all outputs, at the coverages that they have in common."""
+    if not grids or any(grid is None for grid in grids):
+        return None
+    known = [dict(zip(grid.coverages, grid.scales, strict=True)) for grid in grids if grid is not None]
+    shared = sorted(set.intersection(*(set(rows) for rows in known)))
+    if not shared:
+        return None
+    return IntervalGrid(tuple(shared), tuple(tuple(s for rows in known for s in rows[c]) for c in shared))
+
+
+def _grid(coverages: Sequence[float], scales: Callable[[float], list[float]]) -> IntervalGrid | None:
+    rows = {c: scales(c) for c in sorted(coverages)}
+    usable = {c: row for c, row in rows.items() if all(math.isfinite(s) for s in row)}
+    return IntervalGrid(tuple(usable), tuple(tuple(row) for row in usable.values())) if usable else None
+
+
+@dataclass(frozen=True)
+class _ImageLosses:
+    """What lies outside at every scale. Each image is sorted by itself, so memory is that of the ratios."""
+
+    images: list[Tensor]  # ascending ratios of the valid pixels
+    weights: list[float]  # of a pixel: 1 / (images of its unit x valid pixels of the image)
+    num_units: int
+    unit_name: str
+
+    @classmethod
+    def of(cls, ratios: Iterable[Tensor], groups: Sequence[Hashable] | None) -> Self:
+        images = [at_least_float32(ratio).flatten() for ratio in ratios]
+        for index, image in enumerate(images):
+            _check_nan(image, f"the ratios of image {index}")
+            if not image.numel():
+                raise ValueError(f"image {index} has no valid pixel: leave it out of the calibration set")
+        units = list(range(len(images))) if groups is None else list(groups)
+        if len(units) != len(images):
+            raise ValueError(f"groups names one scene per image: got {len(units)} for {len(images)} images")
+        sizes = Counter(units)
+        weights = [1.0 / (sizes[unit] * image.numel()) for unit, image in zip(units, images, strict=True)]
+        return cls([i.sort().values for i in images], weights, len(sizes), "images" if groups is None else "scenes")
+
+    def outside(self, scale: float) -> float:
+        """Sum over units of the share of pixels whose ratio exceeds the scale."""
+        shares = [
+            weight * (image.numel() - int(torch.searchsorted(image, image.new_tensor(scale), right=True)))
+            for image, weight in zip(self.images, self.weights, strict=True)
+        ]
+        return math.fsum(shares)
+
+    def smallest_scale(self, coverage: float, too_few: TooFew) -> float:
+        """Bisection over the ratios themselves: the loss only jumps there."""
+        allowed = (self.num_units + 1) * (1 - _exact(coverage)) - 1  # sum of losses that may remain
+        if allowed < 0:
+            return _not_enough(self.num_units, coverage, self.unit_name, too_few)
+        limit = float(allowed) * (1 + 1e-12)  # the sum of weights is rounded, the promise is not
+        if self.outside(0.0) <= limit:
+            return 0.0
+        low, high = 0.0, max(float(image[-1]) for image in self.images)
+        while True:  # the answer is a ratio within (low, high]
+            inside = [self._between(image, low, high) for image in self.images]
+            middle = _median_of_medians(inside)
+            if middle >= high:
+                return high
+            low, high = (middle, high) if self.outside(middle) > limit else (low, middle)
+
+    @staticmethod
+    def _between(image: Tensor, low: float, high: float) -> Tensor:
+        """The ratios within (low, high)."""
+        first = int(torch.searchsorted(image, image.new_tensor(low), right=True))
+        last = int(torch.searchsorted(image, image.new_tensor(high), right=False))
+        return image[first:last]
+
+
+def _median_of_medians(images: list[Tensor]) -> float:
+    """A ratio that splits what is left well; infinity where nothing is left."""
+    candidates = sorted((float(image[len(image) // 2]), len(image)) for image in images if len(image))
+    if not candidates:
+        return math.inf
+    half, seen = sum(count for _, count in candidates) / 2, 0
+    for value, count in candidates:
+        seen += count
+        if seen >= half:
+            return value
+    return candidates[-1][0]
+
+
+def _exact(coverage: float) -> Fraction:
+    """The decimal number that was typed: 0.9 means 9/10, also where it is 1 - 0.1, so that ranks do not depend on rounding."""
+    return Fraction(str(round(check_coverage(coverage), 12)))
+
+
+def _not_enough(num_units: int, coverage: float, name: str, too_few: TooFew) -> float:
     if too_few == "inf":
         return math.inf
-    need = math.ceil(1 / _exact(alpha)) - 1
+    need = math.ceil(1 / (1 - _exact(coverage))) - 1
     raise ValueError(
-        f"{num_units} calibration {name} cannot promise a miss rate of {alpha}: at least {need} are needed. Collect "
-        "more, raise alpha, or pass too_few='inf'"
+        f"{num_units} calibration {name} cannot promise a coverage of {coverage:g}: at least {need} are needed. "
+        "Collect more, lower the coverage, or pass too_few='inf'"
     )
 
 

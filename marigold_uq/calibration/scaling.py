@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from marigold_uq.distributions.base import at_least_float32
 from marigold_uq.metrics.probabilistic import crps
-from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
 
 Score: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Samples (M, ...) and target (...) -> unreduced score, lower is better."""
@@ -33,16 +32,6 @@ class TauChoice:
     def num_evaluations(self) -> int:
         """How often the sampler ran."""
         return len(self.curve)
-
-
-@dataclass(frozen=True)
-class StepsAndTauChoice:
-    """The best (number of steps, tau); `by_steps` holds the search of each number of steps."""
-
-    num_steps: int
-    tau: float
-    score: float
-    by_steps: Mapping[int, TauChoice]
 
 
 @dataclass(frozen=True)
@@ -70,8 +59,8 @@ def choose_tau(
     A minimum at a bound warns.
 
     Args:
-        draw: predictive samples (M, ...) for a tau, from the *same random numbers* every time (reseed inside; see
-            `draw_with_tau`). Common random numbers make the curve smooth, so that a dozen evaluations are enough.
+        draw: predictive samples (M, ...) for a tau, from the *same random numbers* every time (reseed inside). Common
+            random numbers make the curve smooth, so that a dozen evaluations are enough.
         target: (...), held-out truth that was not trained on.
         score: a proper score; the fair CRPS by default.
         mask: True where the score counts, broadcast against the score.
@@ -89,56 +78,6 @@ def choose_tau(
         warnings.warn("tau changes nothing here: eta = 0 with a family without spread? It stays 1", stacklevel=2)
     tau, best = min(curve, key=lambda point: (point[1], abs(math.log(point[0]))))  # ties go to the tau nearest to 1
     return TauChoice(tau, best, curve)
-
-
-def choose_steps_and_tau(
-    draw: Callable[[int, float], Tensor],
-    target: Tensor,
-    num_steps: Sequence[int],
-    *,
-    score: Score = crps,
-    mask: Tensor | None = None,
-    bounds: tuple[float, float] = (0.01, 10.0),
-    max_evaluations: int = 12,
-    tolerance: float = 0.05,
-) -> StepsAndTauChoice:
-    """`choose_tau` for each number of steps of a short list; ties go to fewer steps. `draw(steps, tau)` -> (M, ...)."""
-    if not num_steps or min(num_steps) < 1:
-        raise ValueError(f"num_steps lists numbers of denoising steps, each at least 1; got {list(num_steps)}")
-    by_steps = {}
-    for steps in sorted(set(num_steps)):
-
-        def draw_steps(tau: float, steps: int = steps) -> Tensor:
-            return draw(steps, tau)
-
-        by_steps[steps] = choose_tau(
-            draw_steps,
-            target,
-            score=score,
-            mask=mask,
-            bounds=bounds,
-            max_evaluations=max_evaluations,
-            tolerance=tolerance,
-        )
-    best = min(by_steps, key=lambda steps: by_steps[steps].score)
-    return StepsAndTauChoice(best, by_steps[best].tau, by_steps[best].score, by_steps)
-
-
-def draw_with_tau(scheduler: DistributionalDDIMScheduler, sample: Callable[[], Tensor]) -> Callable[[float], Tensor]:
-    """Turn a sampler that uses `scheduler` into the `draw` of `choose_tau`; the scheduler's own tau is put back.
-
-    `sample` must start from the same seed at every call, for example by building its generators inside.
-    """
-
-    def draw(tau: float) -> Tensor:
-        before = scheduler.config.tau
-        scheduler.calibrate(tau)
-        try:
-            return sample()
-        finally:
-            scheduler.calibrate(before)
-
-    return draw
 
 
 def choose_kappa(

@@ -13,7 +13,8 @@ from accelerate.utils import gather_object
 from marigold_uq.alignment import apply_alignment, least_squares_alignment
 from marigold_uq.depth.config import ValidationConfig
 from marigold_uq.depth.export import DepthRecord, export
-from marigold_uq.metrics import crps, depth_statistics
+from marigold_uq.depth.metrics import depth_statistics
+from marigold_uq.metrics import crps
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
 from marigold_uq.pipelines.depth.images import to_uint8
 from marigold_uq.pipelines.depth.output import MarigoldUQDepthOutput

@@ -1,10 +1,8 @@
 """Metrics: statistics per sample, and one reducer that averages them.
 
-`probabilistic` for ensembles, `intervals` for quantiles and coverage, `depth` for depth maps, `reduce` for means,
-standard errors and ratios over one or many processes.
+`probabilistic` for ensembles, `intervals` for quantiles and coverage, `reduce` for means, standard errors and ratios over one or many processes.
 """
 
-from marigold_uq.depth.metrics import DEPTH_STATISTICS, ause, depth_statistics, sparsification_curve, spearman
 from marigold_uq.metrics.probabilistic import (
     absolute_error,
     central_interval,
@@ -17,6 +15,7 @@ from marigold_uq.metrics.probabilistic import (
     gaussian_nll,
     interval_score,
     interval_width,
+    nested_interval,
     normal_nll,
     pit,
     quantiles,
@@ -30,18 +29,15 @@ from marigold_uq.metrics.probabilistic import (
 from marigold_uq.metrics.reduce import DERIVED, DerivedQuantity, Estimate, MeanAccumulator, SampleTable
 
 __all__ = [
-    "DEPTH_STATISTICS",
     "DERIVED",
     "DerivedQuantity",
     "Estimate",
     "MeanAccumulator",
     "SampleTable",
     "absolute_error",
-    "ause",
     "central_interval",
     "coverage",
     "crps",
-    "depth_statistics",
     "energy_score",
     "ensemble_statistics",
     "ensemble_variance",
@@ -49,14 +45,13 @@ __all__ = [
     "gaussian_nll",
     "interval_score",
     "interval_width",
+    "nested_interval",
     "normal_nll",
     "pit",
     "quantiles",
     "rank_histogram",
     "ranks",
     "reliability",
-    "sparsification_curve",
-    "spearman",
     "spread_skill",
     "squared_error",
     "student_t_interval",

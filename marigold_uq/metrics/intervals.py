@@ -84,6 +84,25 @@ def central_interval(samples: Tensor, coverage: Levels, method: IntervalMethod =
     return (lower[0], upper[0]) if isinstance(coverage, float | int) else (lower, upper)
 
 
+def nested_interval(samples: Tensor, coverage: float) -> tuple[Tensor, Tensor]:
+    """Central interval of few members at any coverage, each within those of higher coverage.
+
+    Quantiles at Weibull's positions as far as M members reach, (M - 1)/(M + 1). Beyond, the outermost members move away
+    from the mean as Student's t does, so that Gaussian members cover about what is asked for.
+
+    Returns:
+        Two tensors (...).
+    """
+    samples = as_members(samples)
+    num_members = samples.shape[0]
+    reach = (num_members - 1) / (num_members + 1)
+    if coverage <= reach:
+        return central_interval(samples, coverage, "weibull")
+    mean, factor = samples.mean(0), _spread_factor(num_members, coverage, "student_t")
+    factor /= _spread_factor(num_members, reach, "student_t")
+    return torch.lerp(mean, samples.amin(0), factor), torch.lerp(mean, samples.amax(0), factor)
+
+
 def student_t_interval(samples: Tensor, coverage: Levels) -> tuple[Tensor, Tensor]:
     """The interval ybar +- t_{M-1} s sqrt(1 + 1/M): covers one more Gaussian draw with probability c for any M >= 2."""
     return central_interval(samples, coverage, "student_t")
