@@ -177,7 +177,7 @@ def _median_of_medians(images: list[Tensor]) -> float:
 
 
 def _exact(coverage: float) -> Fraction:
-    """The decimal number that was typed: 0.9 means 9/10, also where it is 1 - 0.1, so that ranks do not depend on rounding."""
+    """The decimal number that was typed, 9/10 for 0.9 and for 1 - 0.1, so that ranks do not depend on rounding."""
     return Fraction(str(round(check_coverage(coverage), 12)))
 
 

@@ -1,4 +1,4 @@
-"""How every command runs: options from flags and YAML, user code on request, one line for an error that can be mended."""
+"""How every command runs: options from flags and YAML, user code on request, one line for an error to mend."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
 """Metrics: statistics per sample, and one reducer that averages them.
 
-`probabilistic` for ensembles, `intervals` for quantiles and coverage, `reduce` for means, standard errors and ratios over one or many processes.
+`probabilistic` for ensembles, `intervals` for quantiles and coverage, `reduce` for means, standard
+errors and ratios over one or many processes.
 """
 
+from marigold_uq.metrics.intervals import nested_interval
 from marigold_uq.metrics.probabilistic import (
     absolute_error,
     central_interval,
@@ -15,7 +17,6 @@ from marigold_uq.metrics.probabilistic import (
     gaussian_nll,
     interval_score,
     interval_width,
-    nested_interval,
     normal_nll,
     pit,
     quantiles,
