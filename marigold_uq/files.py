@@ -14,6 +14,9 @@ from uuid import uuid4
 
 import numpy as np
 
+TEMPORARY = ".marigold-uq-"
+"""How names of unfinished files and folders begin."""
+
 
 @contextmanager
 def atomic_path(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
@@ -25,7 +28,7 @@ def atomic_path(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
         PermissionError: `path` cannot be written.
     """
     path = Path(path)
-    temporary = path.with_name(f".marigold-uq-{uuid4().hex}{path.suffix}")  # the suffix tells writers the format
+    temporary = path.with_name(f"{TEMPORARY}{uuid4().hex}{path.suffix}")  # the suffix tells writers the format
     try:
         _check_target(path, overwrite)
         yield temporary
@@ -45,8 +48,8 @@ def atomic_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path
     With `overwrite` the old folder is moved away before it is deleted: at every moment one of the two is whole.
     """
     path = Path(path)
-    temporary = path.with_name(f".marigold-uq-{uuid4().hex}")
-    old = path.with_name(f".marigold-uq-{uuid4().hex}")
+    temporary = path.with_name(f"{TEMPORARY}{uuid4().hex}")
+    old = path.with_name(f"{TEMPORARY}{uuid4().hex}")
     try:
         _check_target(path, overwrite)
         temporary.mkdir()
@@ -59,7 +62,13 @@ def atomic_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path
         raise _explained(error, path) from error
     finally:
         for leftover in (temporary, old):
-            shutil.rmtree(leftover, ignore_errors=True)
+            remove(leftover)
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder, as far as that is possible."""
+    with suppress(OSError):
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def fingerprint(*parts: Any) -> str:
