@@ -1,9 +1,10 @@
-"""Files and folders that are whole or not there, what they were made from, and whether that was something else."""
+"""Files and folders that are complete or absent, hashes of their contents, and checks of the settings behind them."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -45,7 +46,7 @@ def atomic_path(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
 def atomic_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Give a temporary folder beside `path` to fill; rename it to `path` if the block succeeds, else remove it.
 
-    With `overwrite` the old folder is moved away before it is deleted: at every moment one of the two is whole.
+    With `overwrite` the old folder is moved away before it is deleted: at every moment one of the two is complete.
     """
     path = Path(path)
     temporary = path.with_name(f"{TEMPORARY}{uuid4().hex}")
@@ -61,6 +62,8 @@ def atomic_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path
     except OSError as error:
         raise _explained(error, path) from error
     finally:
+        if old.exists() and not path.exists():
+            os.replace(old, path)
         for leftover in (temporary, old):
             remove(leftover)
 
@@ -72,27 +75,44 @@ def remove(path: Path) -> None:
 
 
 def fingerprint(*parts: Any) -> str:
-    """A hash of everything that a result depends on: arrays by shape, type and bytes, files by content, else the text.
+    """A hash of everything that a result depends on.
 
-    A folder counts with the relative names and the contents of all its files.
+    Arrays count with shape, type and bytes, files (`Path`) with their content, folders with the relative names and
+    contents of all their files, mappings in the order of their keys, lists and tuples alike; all else by its `repr`.
     """
     digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        if isinstance(part, Path):
-            for file in sorted(part.rglob("*")) if part.is_dir() else [part]:
-                if file.is_file():
-                    digest.update(repr(str(file.relative_to(part))).encode())
-                    digest.update(hashlib.sha256(file.read_bytes()).digest())
-        elif isinstance(part, np.ndarray):
-            digest.update(repr((part.shape, str(part.dtype))).encode())
-            digest.update(np.ascontiguousarray(part).tobytes())
-        else:
-            digest.update(repr(part).encode())
+    for part in _flattened(parts):
+        digest.update(f"{len(part)}:".encode() + part)
     return digest.hexdigest()
 
 
+def _flattened(part: Any) -> Iterator[bytes]:
+    """The bytes of a part, piece by piece, with brackets around what belongs together."""
+    if isinstance(part, Path):
+        files = sorted(file for file in part.rglob("*") if file.is_file()) if part.is_dir() else [part]
+        for file in files:
+            yield str(file.relative_to(part)).encode()
+            with file.open("rb") as content:
+                yield hashlib.file_digest(content, "blake2b").digest()
+    elif isinstance(part, np.ndarray):
+        yield repr((part.shape, str(part.dtype))).encode()
+        yield repr(part.tolist()).encode() if part.dtype.hasobject else part.tobytes()
+    elif isinstance(part, Mapping | list | tuple):
+        items = sorted(part.items(), key=repr) if isinstance(part, Mapping) else part
+        yield b"["
+        for item in items:
+            yield from _flattened(item)
+        yield b"]"
+    else:
+        yield repr(part).encode()
+
+
 def require_same(path: str | Path, found: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    """Refuse what lies at `path` if it was made with other settings, and name them; nothing is replaced silently."""
+    """Refuse what lies at `path` if it was made with other settings, and name them; nothing is replaced silently.
+
+    Settings are compared as JSON holds them: a tuple equals a list, a path its text.
+    """
+    found, asked = (json.loads(json.dumps(dict(settings), default=str)) for settings in (found, asked))
     different = [
         f"{key} was {found.get(key)!r}, now {asked.get(key)!r}"
         for key in sorted(set(found) | set(asked))

@@ -30,7 +30,7 @@ class RunFolder:
         self.metrics = self.root / "metrics.jsonl"
 
     def create(self, resume: str) -> None:
-        """Make the folders; a folder that already holds a run is refused unless that run resumes from its newest state."""
+        """Make the folders; one that already holds a run is refused unless that run resumes from its newest state."""
         if resume == "never" and (self.metrics.exists() or self.list_checkpoints()):
             raise FileExistsError(f"{self.root} already holds a run; choose another output, or resume='latest'")
         start = self.find_checkpoint(resume)

@@ -58,6 +58,7 @@ class TrainingTask(ABC):
 
     def after_step(self, step: int) -> None:
         """Called after each optimiser step."""
+        return
 
     def rate_factor(self) -> float:
         """A factor on the learning rate, asked before each step."""
@@ -76,6 +77,7 @@ class TrainingTask(ABC):
 
         Checkpoints keep the `states` as they are after this call.
         """
+        return
 
     def finished(self) -> bool:
         """Whether training may end before `max_steps`; asked before the first step and after each validation."""

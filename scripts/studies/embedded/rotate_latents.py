@@ -29,8 +29,8 @@ from tqdm.auto import tqdm
 
 from marigold_uq.denoising import predict_noise
 from marigold_uq.depth.data.shards import LatentShards, write_shard
-from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
 from marigold_uq.files import atomic_folder
+from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
 
 SHRINK = 4.0
 """The autoencoder's own latents become so many times smaller, and its scaling factor larger."""

@@ -20,8 +20,7 @@ from marigold_uq.field.forecasters import PipelineForecaster, load_quietly
 from marigold_uq.field.run import train_field
 from marigold_uq.field.scores import score_forecasts, spread_windows
 from marigold_uq.field.splits import open_split, target_hours
-from marigold_uq.files import atomic_path
-from marigold_uq.files import atomic_folder
+from marigold_uq.files import atomic_folder, atomic_path
 
 FAMILY = "--model.noise_family"
 UNIFORM = ["--objective.uniform_timesteps", "true", "--model.default_num_inference_steps", "10"]
