@@ -34,7 +34,10 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; an error that the user can fix is one line, not a traceback."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    first = words[0] if words else "--help"
+    if not words:
+        print(_help(), file=sys.stderr)
+        return 2
+    first = words[0]
     if first in COMMANDS:
         return COMMANDS[first].main(f"marigold-uq {first}", words[1:])
     if first in ("-h", "--help"):
