@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, g
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
-__all__ = ["INTERRUPTED", "Command", "Invocation", "run_command"]
+__all__ = ["INTERRUPTED", "Command", "Invocation", "make_parser", "parse_options", "run_command"]
 
 Options = TypeVar("Options")
 INTERRUPTED = 130
@@ -60,7 +60,7 @@ class Command:
 
     def _run(self, program: str, arguments: Sequence[str] | None) -> int:
         given = list(sys.argv[1:] if arguments is None else arguments)
-        parsed = _parse(program, _resolve(self.options), given, self.defaults, self.positional)
+        parsed = parse_options(program, _resolve(self.options), given, self.defaults, self.positional)
         return int(_resolve(self.run)(*parsed))
 
 
@@ -79,7 +79,7 @@ def run_command(
     error. `--import my_module` imports a module of the user's first, which may register data sets or families.
 
     Args:
-        program: How the command is started, for example "eval/eval_depth.py".
+        program: How the command is started, for example "eval/eval_depth.py" or "-m scripts.studies.toy".
         options: A frozen dataclass whose docstring describes the command and its fields.
         run: Does the work; returns the exit code.
         arguments: Words of the command line; by default those of the process.
@@ -90,7 +90,7 @@ def run_command(
         What `run` returns; 130 if interrupted, 2 for an error that the user can fix.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    return _guarded(program, lambda: run(*_parse(program, options, given, defaults or {}, positional)))
+    return _guarded(program, lambda: run(*parse_options(program, options, given, defaults, positional)))
 
 
 def _guarded(program: str, run: Callable[[], int]) -> int:
@@ -106,20 +106,26 @@ def _guarded(program: str, run: Callable[[], int]) -> int:
         return 2
 
 
-def _parse(
-    program: str, options: type[Options], given: list[str], defaults: dict[str, Any], positional: str | None
+def parse_options(
+    program: str,
+    options: type[Options],
+    arguments: Sequence[str],
+    defaults: dict[str, Any] | None = None,
+    positional: str | None = None,
 ) -> tuple[Options, Invocation]:
-    rest = _import_user_modules(given)
-    parser = _make_parser(program, options, defaults, positional)
-    parsed = parser.parse_args(rest)
-    start = [program] if program.startswith("marigold-uq") else ["python", program]
-    invocation = Invocation(" ".join([*start, *map(shlex.quote, given)]), parser.dump(parsed))
+    """The options that these words of a command line mean, and the record of the call."""
+    parser = make_parser(program, options, defaults, positional)
+    parsed = parser.parse_args(_import_user_modules(arguments))
+    start = program if program.startswith("marigold-uq") else f"python {program}"
+    invocation = Invocation(" ".join([start, *map(shlex.quote, arguments)]), parser.dump(parsed))
     values = parser.instantiate(parsed)
     names = [one.name for one in dataclasses.fields(options) if one.name in values]  # type: ignore[arg-type]
     return options(**{name: values[name] for name in names}), invocation
 
 
-def _make_parser(program: str, options: type[Any], defaults: dict[str, Any], positional: str | None) -> ArgumentParser:
+def make_parser(
+    program: str, options: type[Any], defaults: dict[str, Any] | None = None, positional: str | None = None
+) -> ArgumentParser:
     """A flag and a YAML key per field; booleans are switches, lists take several words."""
     from jsonargparse import ActionConfigFile, ArgumentParser
 
