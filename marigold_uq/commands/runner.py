@@ -116,8 +116,7 @@ def parse_options(
     """The options that these words of a command line mean, and the record of the call."""
     parser = make_parser(program, options, defaults, positional)
     parsed = parser.parse_args(_import_user_modules(arguments))
-    start = program if program.startswith("marigold-uq") else f"python {program}"
-    invocation = Invocation(" ".join([start, *map(shlex.quote, arguments)]), parser.dump(parsed))
+    invocation = Invocation(" ".join([parser.prog, *map(shlex.quote, arguments)]), parser.dump(parsed))
     values = parser.instantiate(parsed)
     names = [one.name for one in dataclasses.fields(options) if one.name in values]  # type: ignore[arg-type]
     return options(**{name: values[name] for name in names}), invocation
@@ -130,7 +129,8 @@ def make_parser(
     from jsonargparse import ActionConfigFile, ArgumentParser
 
     description = (options.__doc__ or "").splitlines()[0]
-    parser = ArgumentParser(prog=program, description=description, epilog=_IMPORT_HELP, allow_abbrev=False)
+    prog = program if program.startswith("marigold-uq") else f"python {program}"
+    parser = ArgumentParser(prog=prog, description=description, epilog=_IMPORT_HELP, allow_abbrev=False)
     parser.add_argument("--config", action=ActionConfigFile, help="YAML file; any field can be overridden by a flag")
     own = _own_arguments(options, positional)
     parser.add_class_arguments(options, as_group=False, skip=set(own))
