@@ -35,7 +35,7 @@ from marigold_uq import DistributionalDDIMScheduler, MarigoldUQDepthPipeline
 from marigold_uq.denoising import predict_noise
 from marigold_uq.models.prompt_embedding import PromptEmbedding
 from marigold_uq.models.widen import narrow, widen
-from marigold_uq.pipelines.depth.members import ChainResult, merge_chains
+from marigold_uq.pipelines.depth.latents import ChainResult, merge_chains
 
 FAMILY_OPTIONS: dict[str, dict[str, int]] = {
     "gaussian": {},

@@ -16,7 +16,7 @@ from marigold_uq.depth.evaluation.predictors import PipelinePredictor
 from marigold_uq.depth.evaluation.protocol import Aligned, DepthProtocol
 from marigold_uq.depth.scenes import ProceduralScenes
 from marigold_uq.pipelines.depth.call import stored_calibrations
-from marigold_uq.pipelines.depth.embedded import embedded_path
+from marigold_uq.pipelines.depth.starting_point import embedded_path
 
 
 def test_it_is_half_precision_and_small_and_has_a_card() -> None:
