@@ -268,8 +268,9 @@ def _is_of_model(path: Path, model: Path) -> bool:
 
 def _setting(predictor: Mapping[str, Any]) -> str:
     """How the model was run, in words."""
-    words = [str(predictor["mode"])] if predictor.get("mode") else []
-    words += [f"{predictor[key]} {key}" for key in ("members", "steps") if predictor.get(key)]
+    words = [str(predictor["uncertainty"])] if predictor.get("uncertainty") else []
+    counts = {"ensemble_size": "members", "num_inference_steps": "steps"}
+    words += [f"{predictor[key]} {word}" for key, word in counts.items() if predictor.get(key)]
     return ", ".join(words)
 
 

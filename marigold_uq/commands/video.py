@@ -58,7 +58,7 @@ def predict_frames(
         latents = None
         if previous is not None and image.shape == size:
             latents = carry_latents(previous, common_noise(previous, plan.options.seed))
-        output, size = predict(image, plan, pipeline, output_latent=True, latents=latents), image.shape
+        output, size = predict(image, plan, pipeline, latents), image.shape
         if plan.call.mode != "trajectory":  # there the start says nothing of the result
             assert isinstance(output.latent, Tensor)
             previous = output.latent

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from marigold_uq.denoising import predict_noise
-from marigold_uq.depth.data.normalization import latent_mask, normalize_depth
+from marigold_uq.depth.data.normalization import latent_mask, network_pixels
 from marigold_uq.depth.trainable import choose_trainable, plain_network
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
+from marigold_uq.pipelines.depth.latents import encode_pixels
 from marigold_uq.scores import SCORES
 from marigold_uq.training.law_scores import LawScores, residual_rows
 from marigold_uq.training.noise import training_noise, training_timesteps
@@ -52,10 +53,10 @@ class ObjectiveConfig:
             raise ValueError(f"unknown score {self.score!r}; choose one of {', '.join(sorted(SCORES))}")
         if self.num_draws < 2:
             raise ValueError(
-                f"num_draws is at least 2, a fair score compares draws with each other; got {self.num_draws}"
+                f"num_draws must be at least 2, a fair score compares draws with each other; got {self.num_draws}"
             )
         if not self.noise_strength >= 0:
-            raise ValueError(f"noise_strength is at least 0; got {self.noise_strength}")
+            raise ValueError(f"noise_strength must be at least 0; got {self.noise_strength}")
 
 
 class DepthTask:
@@ -109,7 +110,7 @@ class DepthTask:
         return [names[place] for place in sorted(names)]
 
     def losses(self, network: nn.Module, batch: Batch, generators: list[torch.Generator]) -> Tensor:
-        """Score of the law against the drawn target, one number per sample."""
+        """Score of the predicted distribution against the drawn target, one number per sample."""
         parts = [self._part(network, part, [generators[place] for place in places]) for places, part in batch]
         order = torch.tensor([place for places, _ in batch for place in places], device=self.device).argsort()
         self.scores.note(torch.cat([residuals for _, residuals in parts])[order])
@@ -127,11 +128,7 @@ class DepthTask:
         timesteps = timesteps.to(self.device)
         x_t = scheduler.add_noise(x_0, noise, timesteps)
         target = scheduler.training_target(x_0, noise, timesteps)
-        text = self.pipeline.prompt_embedding(len(x_0)).to(x_0)
-
-        def denoiser(x: Tensor, t: Tensor | int) -> Tensor:
-            return network(torch.cat([image, x], 1), t, encoder_hidden_states=text, return_dict=False)[0]
-
+        denoiser = self.pipeline.denoiser(image, network)
         draws = self.objective.num_draws
         law = predict_noise(denoiser, scheduler, x_t, timesteps, num_draws=draws, generator=generators)
         losses = self.scores(law, target, timesteps, generators, mask)
@@ -145,24 +142,14 @@ class DepthTask:
             image, depth, valid = (batch[key].to(self.device) for key in keys)
             return image.float(), depth.float(), valid
         factor = self.pipeline.vae_scale_factor
-        maps = [self._normalized(d, v) for d, v in zip(batch["depth"], batch["valid"], strict=True)]
-        picture = (2 * batch["image"] - 1).to(self.device)
-        depth = torch.stack(maps).expand(-1, 3, -1, -1).to(self.device)
-        valid = latent_mask(batch["valid"], factor).to(self.device)
-        return self.encode_pixels(picture), self.encode_pixels(depth), valid
-
-    def _normalized(self, depth: Tensor, valid: Tensor) -> Tensor:
-        """What the pipeline predicts, depth or disparity, in [-1, 1]."""
+        depth, valid = batch["depth"], batch["valid"]
         if self.pipeline.config.prediction_type == "disparity":
             depth = torch.where(valid, depth, 1.0).reciprocal()
-        return normalize_depth(depth, valid)[0]
-
-    def encode_pixels(self, pixels: Tensor) -> Tensor:
-        """Latents of pictures or depth maps (B, 3, H, W) in [-1, 1]."""
-        vae = self.pipeline.vae
-        output = vae.encode(pixels.to(vae.dtype))
-        mode = output.latent_dist.mode() if hasattr(output, "latent_dist") else output.latents
-        return (mode * vae.config.scaling_factor).float()
+        image_latent, depth_latent = (
+            encode_pixels(self.pipeline.vae, pixels.to(self.device)).float()
+            for pixels in network_pixels(batch["image"], depth, valid)
+        )
+        return image_latent, depth_latent, latent_mask(valid, factor).to(self.device)
 
     def after_step(self, step: int) -> None:
         """Update the running residual scale."""
