@@ -4,9 +4,16 @@ python eval/calibrate_depth.py --model runs/mine/model --data.name nyu --data.ro
 """
 
 import sys
+from collections.abc import Sequence
 
 from marigold_uq.commands.runner import run_command
 from marigold_uq.depth.calibrate import DepthCalibration, run_calibration
 
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0, or 2 for an error that names what to mend."""
+    return run_command("eval/calibrate_depth.py", DepthCalibration, run_calibration, arguments)
+
+
 if __name__ == "__main__":
-    sys.exit(run_command("eval/calibrate_depth.py", DepthCalibration, run_calibration))
+    sys.exit(main())

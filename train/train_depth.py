@@ -1,6 +1,7 @@
 """Finetune a depth model: `accelerate launch train/train_depth.py --config configs/depth/gaussian.yaml`."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from marigold_uq.commands.runner import run_command
@@ -9,5 +10,11 @@ from marigold_uq.depth.run import run_training
 
 DEFAULTS = {"data": [asdict(part) for part in paper_data()]}  # printed as plain values
 
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 when finished, 3 when interrupted: the same command resumes."""
+    return run_command("train/train_depth.py", DepthTrainConfig, run_training, arguments, defaults=DEFAULTS)
+
+
 if __name__ == "__main__":
-    sys.exit(run_command("train/train_depth.py", DepthTrainConfig, run_training, defaults=DEFAULTS))
+    sys.exit(main())

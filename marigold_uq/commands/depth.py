@@ -174,9 +174,7 @@ def find_inputs(options: DepthOptions) -> tuple[list[Path], list[Path]]:
     if options.sample:
         return [], sample_pictures()
     if not options.images:
-        raise FileNotFoundError(
-            "no images given: name files or folders, or use --sample for the pictures in the package"
-        )
+        raise FileNotFoundError("no images given: name files or folders, or use --sample for pictures in the package")
     videos = [path for path in options.images if path.suffix.lower() in VIDEO_SUFFIXES]
     rest = [path for path in options.images if path not in videos]
     if options.video:

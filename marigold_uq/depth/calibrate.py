@@ -118,7 +118,9 @@ def calibrate_depth(options: DepthCalibration, *, dataset: Any = None) -> dict[s
         raise ValueError("uncertainty='trajectory' needs a variance head, which this model has not; choose ensemble")
     kept = [one.to_dict() for one in pipeline.calibrations if one.uncertainty not in modes]
     pipeline.register_to_config(calibration=kept or None)
-    chosen = {mode: _calibrate_mode(pipeline, mode, data, halves, options) for mode in modes}
+    chosen: dict[str, Calibration] = {}
+    for mode in modes:
+        chosen[mode] = _calibrate_mode(pipeline, mode, data, halves, options)
     for calibration in chosen.values():
         pipeline.calibrate(calibration)
     _write_copy(pipeline, options)

@@ -221,8 +221,8 @@ def test_every_format_writes_the_files_it_announces(record, tmp_path):
     assert written == list(announced)
     assert sorted(written) == sorted((tmp_path / "out").iterdir())
     assert {path.name for path in written} == {
-        *(f"room_{layer}_16bit.png" for layer in ("depth", "uncertainty", "epistemic", "q0.05", "q0.95")),
-        *(f"room_{layer}.tiff" for layer in ("depth", "uncertainty", "epistemic", "q0.05", "q0.95")),
+        *(f"room_{layer}_16bit.png" for layer in ("depth", "uncertainty", "epistemic", "lower", "upper")),
+        *(f"room_{layer}.tiff" for layer in ("depth", "uncertainty", "epistemic", "lower", "upper")),
         *(f"room_{layer}_color.png" for layer in ("depth", "uncertainty", "epistemic")),
         "room.npz", "room_sheet.png", "room.ply",
     }  # fmt: skip

@@ -139,7 +139,7 @@ class PipelinePredictor(Predictor):
 
     def describe(self) -> dict[str, object]:
         """What a table needs to say about the model."""
-        scheduler, config = self.pipeline.scheduler.config, self.pipeline.config
+        scheduler, resolution = self.pipeline.scheduler.config, self.options.processing_resolution
         return {
             "model": self.options.model,
             "noise_family": scheduler.noise_family,
@@ -147,9 +147,7 @@ class PipelinePredictor(Predictor):
             "ensemble_size": self.options.ensemble_size if self.mode else 1,
             "num_inference_steps": self.num_inference_steps,
             "processing_resolution": (
-                config.default_processing_resolution
-                if self.options.processing_resolution is None
-                else self.options.processing_resolution
+                self.pipeline.config.default_processing_resolution if resolution is None else resolution
             ),
         }
 
