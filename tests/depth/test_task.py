@@ -10,7 +10,8 @@ from scoringrules import crps_normal
 from support.tiny_training import tiny_pipeline
 from torch import Tensor, nn
 
-from marigold_uq.depth.task import DepthTask, ObjectiveConfig
+from marigold_uq.depth.task import DepthTask
+from marigold_uq.training.objective import ObjectiveConfig
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "point": {},

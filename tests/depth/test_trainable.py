@@ -11,12 +11,13 @@ from support.tiny_unets import EMBEDDING_DIM
 from torch import Tensor
 
 from marigold_uq.depth.config import DepthTrainConfig
-from marigold_uq.depth.task import DepthTask, ObjectiveConfig
+from marigold_uq.depth.task import DepthTask
 from marigold_uq.distributions import NoiseDistribution
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
 from marigold_uq.scores import crps
 from marigold_uq.training.config import OptimizerConfig, TrainingConfig
 from marigold_uq.training.loop import Trainer
+from marigold_uq.training.objective import ObjectiveConfig
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "gaussian": {},

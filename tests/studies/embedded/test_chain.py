@@ -1,94 +1,81 @@
-"""How the embedded model is made, from rendered scenes to a calibrated pipeline, with its own scripts and configs."""
+"""How the embedded model is made, from rendered scenes to a calibrated pipeline, with its own commands and configs."""
 
-import importlib.util
 import json
-import sys
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 import cv2
 import numpy as np
 import pytest
 import torch
 from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
-from support.tiny_training import train_depth_script
+from support.scripts import ROOT, load_script
 
 from marigold_uq import MarigoldUQDepthPipeline
-from marigold_uq.depth.data import build_dataset
-from marigold_uq.depth.data.shards import LatentShards
-from marigold_uq.depth.evaluation.command import main as evaluate
-from marigold_uq.pipelines.depth.call import stored_calibrations
+from marigold_uq.depth.data import LatentShards, build_dataset
+from scripts.studies.embedded import assemble, contact_sheet, evaluate, photo_sheet, rotate_latents
+from scripts.studies.embedded.reproduce import ReproduceOptions, Stage, stages
 
-ROOT = Path(__file__).parents[2]
-CONFIGS = ROOT / "configs" / "depth"
-SIZE = ["--height", "32", "--width", "48"]
-SHORT = ["--training.max_steps", "2", "--training.batch_size", "2", "--training.validate_every", "0"]
+CONFIGS = ROOT / "configs" / "depth" / "embedded"
+LENGTHS = {"train": 6, "validation": 2, "calibration": 24}
 
 
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # worker processes look its functions up by name
-    spec.loader.exec_module(module)
-    return module
+def shortened(stage: Stage) -> list[str]:
+    """The words of a stage, for a few small scenes and two steps of training."""
+    words, name = list(stage.words), " ".join(stage.words[:2])
+    if "render_scenes" in name:
+        length = LENGTHS[Path(words[words.index("--output") + 1]).name]
+        return [*words, "--length", str(length), "--shard_size", "12", "--height", "32", "--width", "48"]
+    if "train" in name:
+        words += ["--training.max_steps", "2", "--training.batch_size", "2", "--training.validate_every", "0"]
+        words += ["--loss.crop", "[16, 24]"] if "vae" in name else ["--validation.data", "null"]
+    if "basis" in words:
+        words += ["--samples", "8"]
+    if "calibrate_depth" in name:
+        words += ["--ensemble_size", "4"]
+    return words
 
 
-def train(name: str) -> None:
-    config = CONFIGS / f"embedded_{name}.yaml"
-    assert train_depth_script().main(["--config", str(config), *SHORT, "--validation.data", "null"]) == 0
-
-
-def turn() -> None:
-    """The latent channels along the axes of the base's errors, as the shell script does it."""
-    script("encode_latents")  # rotate_latents imports it
-    common = ["--model", "runs/embedded/base_more/model", "--latents", "runs/embedded/latents/train"]
-    rotate_latents = script("rotate_latents")
-    rotate_latents.main(["basis", *common, "--output", "runs/embedded/rotated_vae", "--samples", "8"])
-    config = ["--config", str(CONFIGS / "embedded_rotated_decoder.yaml"), *SHORT, "--loss.crop", "[16, 24]"]
-    assert script("train_vae").main(config) == 0
-    given = ["--vae", "runs/embedded/rotated_decoder/model", "--basis", "runs/embedded/rotated_vae/basis.npy"]
-    output = ["--output", "runs/embedded/rotated/model", "--latents-output", "runs/embedded/rotated_latents/train"]
-    rotate_latents.main(["apply", *common, *given, *output])
+def run(stage: Stage) -> None:
+    """In this process: starting Python takes longer than the stage."""
+    words = shortened(stage)
+    if words[0] == "-m":
+        assert import_module(words[1]).main(words[2:]) == 0
+    else:
+        assert load_script(words[0]).main(words[1:]) == 0
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder in which scripts/studies/embedded/reproduce.sh would have run, on a few small scenes."""
+    """The folder in which `reproduce` would have run, for the families gaussian and point."""
     folder = tmp_path_factory.mktemp("embedded")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        for name, length, split, seed in (
-            ("train", 6, "train", "0"),
-            ("validation", 2, "validation", "0"),
-            ("calibration", 60, "validation", "1"),
-        ):
-            output = ["--output", f"runs/embedded/scenes/{name}", "--split", split, "--seed", seed]
-            script("render_scenes").main([*output, "--length", str(length), "--shard-size", "4", *SIZE])
-        for name in ("vae", "decoder"):
-            config = ["--config", str(CONFIGS / f"embedded_{name}.yaml"), *SHORT, "--loss.crop", "[16, 24]"]
-            assert script("train_vae").main(config) == 0
-        latents = ["--scenes", "runs/embedded/scenes/train", "--output", "runs/embedded/latents/train"]
-        script("encode_latents").main(["--vae", "runs/embedded/vae/model", *latents, "--flip", "--processes", "2"])
-        train("base")
-        train("base_more")
-        turn()
-        train("gaussian")
-        train("point")
-        options = ["--scenes", "runs/embedded/scenes/calibration", "--output", "runs/embedded/calibrated"]
-        script("calibrate_depth").main(["--model", "runs/embedded/gaussian/model", *options, "--members", "4"])
-        script("assemble_embedded").main(["--model", "runs/embedded/calibrated", "--output", "runs/embedded/assets"])
+        for stage in stages(ReproduceOptions(configs=CONFIGS, processes=1)):
+            run(stage)
+        point = [stage for stage in stages(ReproduceOptions("point", CONFIGS)) if "point.yaml" in " ".join(stage.words)]
+        run(*point)
     return folder / "runs" / "embedded"
 
 
+def test_a_finished_stage_is_skipped_and_nothing_runs_in_a_dry_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "embedded" / "rotated_vae").mkdir(parents=True)
+    assert import_module("scripts.studies.embedded.reproduce").main(["--dry_run", "true"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("done")] == [line for line in lines if "--stage basis" in line]
+    assert lines[-1].startswith("run: python -m scripts.studies.embedded.assemble")
+
+
 def test_the_assembled_model_is_the_calibrated_one_in_half_precision(made: Path) -> None:
-    whole = MarigoldUQDepthPipeline.from_pretrained(made / "calibrated")
-    half = MarigoldUQDepthPipeline.from_pretrained(made / "assets", torch_dtype=torch.float16)
+    whole = MarigoldUQDepthPipeline.from_pretrained(made / "calibrated_gaussian")
+    half = MarigoldUQDepthPipeline.from_pretrained(made / "assets_gaussian", torch_dtype=torch.float16)
     for name, value in whole.unet.state_dict().items():
         assert half.unet.state_dict()[name].equal(value.half())
     assert half.config.calibration == whole.config.calibration
-    for path in (made / "assets").rglob("*.json"):
+    for path in (made / "assets_gaussian").rglob("*.json"):
         assert str(made) not in path.read_text(encoding="utf-8")
         assert "_name_or_path" not in path.read_text(encoding="utf-8")
 
@@ -96,7 +83,7 @@ def test_the_assembled_model_is_the_calibrated_one_in_half_precision(made: Path)
 def test_latents_are_those_of_the_scenes_and_of_their_mirror_images(made: Path) -> None:
     latents = LatentShards(made / "rotated_latents" / "train")
     scenes = build_dataset("scenes", made / "scenes" / "train")
-    pipeline = MarigoldUQDepthPipeline.from_pretrained(made / "calibrated")
+    pipeline = MarigoldUQDepthPipeline.from_pretrained(made / "calibrated_gaussian")
     by_name = {latents.name_of(i): latents[i]["image_latent"] for i in range(len(latents))}
     assert len(by_name) == 2 * len(scenes) == 12
     for index in (0, 5):
@@ -144,7 +131,6 @@ def test_a_turned_model_says_the_same_in_the_new_basis(made: Path) -> None:
 
 
 def test_in_the_new_basis_errors_of_the_base_are_uncorrelated(made: Path) -> None:
-    rotate_latents = script("rotate_latents")
     shares = []
     for model, latents in (("base_more", "latents"), ("rotated", "rotated_latents")):
         pipeline = MarigoldUQDepthPipeline.from_pretrained(made / model / "model")
@@ -166,47 +152,19 @@ def test_the_family_starts_from_the_base(made: Path) -> None:
 
 
 def test_both_modes_are_calibrated_for_the_steps_and_members_asked_for(made: Path) -> None:
-    calibrations = stored_calibrations(MarigoldUQDepthPipeline.from_pretrained(made / "calibrated").config.calibration)
-    assert sorted(calibrations) == ["ensemble", "trajectory"]
-    for calibration in calibrations.values():
-        assert (calibration.num_steps, calibration.num_members, calibration.num_calibration) == (1, 4, 30)
-        assert calibration.coverage == 0.9
-        assert "60 procedural scenes" in calibration.note
-
-
-@pytest.mark.parametrize("mode", ["ensemble", "trajectory"])
-def test_on_the_scenes_of_its_calibration_the_interval_covers_what_it_promises(
-    made: Path, tmp_path: Path, mode: str
-) -> None:
-    """The conformal half: (sum of misses + 1) / (n + 1) <= alpha, so with n = 30 scenes coverage is at least .93.
-
-    It is no more than a pixel above that. The seed of the members differs from that of the calibration, and the
-    calibration looked at 1500 pixels, hence the slack of 3 points.
-    """
-    data = ["--data.name", "scenes", "--data.root", str(made / "scenes" / "calibration")]
-    half = ["--data.options", "{start: 30, length: 30}", "--figures", "false", "--output", str(tmp_path / "evaluation")]
-    model = ["--pipeline.model", str(made / "calibrated"), "--pipeline.members", "4", "--pipeline.mode", mode]
-    assert evaluate([*data, *half, *model]) == 0
-    metrics = json.loads((tmp_path / "evaluation" / "metrics.json").read_text())["metrics"]
-    assert 0.90 < metrics["calibrated_coverage"]["value"] < 0.96
-    assert metrics["calibrated_width"]["value"] > 0
-
-
-def test_a_calibrated_model_is_neither_calibrated_again_nor_replaced(
-    made: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ["--model", str(made / "calibrated"), "--scenes", str(made / "scenes" / "calibration")]
-    with pytest.raises(SystemExit):
-        script("calibrate_depth").main([*options, "--output", str(made / "calibrated")])
-    assert "exists" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        script("calibrate_depth").main([*options, "--output", str(made / "twice")])
-    assert "calibrated already" in capsys.readouterr().err
+    records = MarigoldUQDepthPipeline.from_pretrained(made / "calibrated_gaussian").calibrations
+    assert sorted(str(record.uncertainty) for record in records) == ["ensemble", "trajectory"]
+    for record in records:
+        assert (record.num_inference_steps, record.ensemble_size, record.num_calibration) == (1, 4, 12)
+        assert record.interval is not None
+        assert 0.9 in record.interval.coverages
+        assert "12 images for kappa, 12 others" in record.note
 
 
 def test_families_are_compared_scene_by_scene(made: Path, tmp_path: Path) -> None:
     data = ["--runs", str(made), "--scenes", str(made / "scenes" / "validation"), "--output", str(tmp_path / "table")]
-    script("evaluate_embedded").main([*data, "--families", "point", "gaussian", "--steps", "1", "--members", "4"])
+    families = ["--families", "[point, gaussian]", "--steps", "[1]", "--ensemble_size", "4"]
+    assert evaluate.main([*data, *families]) == 0
     rows = (tmp_path / "table" / "table-1.md").read_text(encoding="utf-8").splitlines()
     named = [row.split("|")[2:4] for row in rows if row.startswith("| 1 |")]
     cells = [("ensemble", "point"), ("ensemble", "gaussian"), ("trajectory", "gaussian")]
@@ -227,15 +185,30 @@ def test_families_are_compared_scene_by_scene(made: Path, tmp_path: Path) -> Non
     assert shown == pytest.approx(100 * (crps[0]["value"] / crps[1]["value"] - 1), abs=0.051)
 
 
-def test_a_sheet_has_a_row_for_each_picture_and_is_never_overwritten(made: Path, tmp_path: Path) -> None:
-    contact_sheet, photo_sheet = script("contact_sheet"), script("photo_sheet")  # the second imports the first
-    options = ["--name", "scenes", "--root", str(made / "scenes" / "validation"), "--model", str(made / "assets")]
-    arguments = [*options, "--members", "3", "--rows", "2", "--output", str(tmp_path / "sheet.png")]
-    photo_sheet.main(arguments)
+def test_a_sheet_has_a_row_for_each_picture_and_is_never_overwritten(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ["--pipeline.model", str(made / "assets_gaussian"), "--pipeline.ensemble_size", "3"]
+    data = ["--data.name", "scenes", "--data.root", str(made / "scenes" / "validation")]
+    arguments = [*data, *model, "--rows", "2", "--output", str(tmp_path / "sheet.png")]
+    assert photo_sheet.main(arguments) == 0
     sheet = cv2.imread(str(tmp_path / "sheet.png"))
     height = round(32 * photo_sheet.WIDTH / 48) + contact_sheet.GAP
     assert sheet.shape == (contact_sheet.LABEL + 2 * height, 5 * (photo_sheet.WIDTH + contact_sheet.GAP), 3)
     second = sheet[contact_sheet.LABEL + height :, photo_sheet.WIDTH + contact_sheet.GAP :]
     assert second.std() > 10  # maps, not an empty page
-    with pytest.raises(FileExistsError, match="--overwrite"):
-        photo_sheet.main(arguments)
+    assert photo_sheet.main(arguments) == 2
+    assert "overwrite" in capsys.readouterr().err
+    assert photo_sheet.main([*arguments, "--overwrite", "true"]) == 0
+
+
+def test_the_contact_sheet_has_a_row_per_kind(tmp_path: Path) -> None:
+    size = ["--columns", "2", "--height", "32", "--width", "48", "--scale", "1.0"]
+    assert contact_sheet.main(["--output", str(tmp_path / "s.png"), "--kinds", "[room, street]", *size]) == 0
+    tile = (32 + contact_sheet.GAP, 2 * 48 + contact_sheet.GAP)
+    assert cv2.imread(str(tmp_path / "s.png")).shape == (2 * (tile[0] + contact_sheet.LABEL), 2 * tile[1], 3)
+
+
+def test_the_assembled_model_replaces_nothing(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert assemble.main(["--model", str(made / "calibrated_gaussian"), "--output", str(made / "assets_gaussian")]) == 2
+    assert "exists" in capsys.readouterr().err
