@@ -1,11 +1,13 @@
-"""Everything `train/train_field.py` can be told, as frozen dataclasses."""
+"""All options of `train/train_field.py`, as frozen dataclasses."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from marigold_uq.commands.runner import make_parser
 from marigold_uq.scores import SCORES
 from marigold_uq.training.config import OptimizerConfig, TrainingConfig
 
@@ -83,7 +85,7 @@ class FieldData:
 
 @dataclass(frozen=True)
 class FieldModel:
-    """The law, the schedule, the network and what it sees.
+    """The distribution family, the schedule, the network and what it sees.
 
     Args:
         noise_family: point, gaussian, mixture, low_rank, low_rank_mixture, cholesky (small grids) or sample.
@@ -97,7 +99,7 @@ class FieldModel:
         beta_end: Last beta (beta_T).
         zero_terminal_snr: Rescale the betas so that x_T is pure noise (not for epsilon).
         timestep_spacing: trailing starts at T for any number of steps.
-        default_num_inference_steps: Stored with the model; null takes all timesteps.
+        default_denoising_steps: Stored with the model; null takes all timesteps.
         initial_scale: Standard deviation the head starts with.
         targets: Predicted variables; null takes all.
         num_history: States the network sees.
@@ -118,7 +120,7 @@ class FieldModel:
     beta_end: float = 0.2
     zero_terminal_snr: bool = False
     timestep_spacing: Literal["leading", "trailing", "linspace"] = "trailing"
-    default_num_inference_steps: int | None = None
+    default_denoising_steps: int | None = None
     initial_scale: float = 0.5
     targets: list[str] | None = None
     num_history: int = 2
@@ -129,9 +131,9 @@ class FieldModel:
     unet: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        steps, last = self.default_num_inference_steps, self.num_train_timesteps
+        steps, last = self.default_denoising_steps, self.num_train_timesteps
         if steps is not None and not 1 <= steps <= last:
-            raise ValueError(f"default_num_inference_steps is between 1 and num_train_timesteps={last}; got {steps}")
+            raise ValueError(f"default_denoising_steps must be between 1 and num_train_timesteps={last}; got {steps}")
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,7 @@ class FieldObjective:
         if self.score is not None and self.score not in SCORES:
             raise ValueError(f"unknown score {self.score!r}; choose one of {', '.join(sorted(SCORES))}")
         if self.num_draws < 2:
-            raise ValueError(f"num_draws is at least 2, a fair score compares draws; got {self.num_draws}")
+            raise ValueError(f"num_draws must be at least 2, because a fair score compares draws; got {self.num_draws}")
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,7 @@ class PlateauConfig:
 
     def __post_init__(self) -> None:
         if min(self.halve_after, self.stop_after) < 0:
-            raise ValueError(f"halve_after and stop_after are at least 0; got {self.halve_after}, {self.stop_after}")
+            raise ValueError(f"halve_after, stop_after must be at least 0; got {self.halve_after}, {self.stop_after}")
 
 
 def _field_training() -> TrainingConfig:
@@ -189,7 +191,7 @@ class FieldTrainConfig:
 
     Args:
         data: What is learned from.
-        model: The law, the schedule, the network.
+        model: The distribution family, the schedule, the network.
         objective: What is minimised.
         one_time_per_epoch: An epoch takes one random time of every trajectory (the paper), not all times.
         validation_samples: Held-out samples of the validation loss, always the same; 0 turns it off.
@@ -211,3 +213,13 @@ class FieldTrainConfig:
         watched = self.plateau.halve_after or self.plateau.stop_after
         if watched and not (self.validation_samples and self.training.validate_every):
             raise ValueError("plateau looks at the validation loss: set validation_samples and training.validate_every")
+
+
+def read_config(arguments: Sequence[str]) -> tuple[FieldTrainConfig, str]:
+    """The config that these words of a command line mean, and its complete text; unknown keys are errors."""
+    parser = make_parser("train/train_field.py", FieldTrainConfig)
+    parsed = parser.parse_args(list(arguments))
+    text = parser.dump(parsed)
+    values = parser.instantiate(parsed)
+    values.pop("config", None)
+    return FieldTrainConfig(**values), text

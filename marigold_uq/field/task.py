@@ -1,4 +1,4 @@
-"""Learning the law of the next state: a field pipeline's network on transitions."""
+"""Learning the distribution of the next state: a field pipeline's network on transitions."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from torch.utils.data import default_collate
 from marigold_uq.denoising import predict_noise
 from marigold_uq.field.config import FieldObjective, PlateauConfig
 from marigold_uq.field.data import Transitions
-from marigold_uq.field.plateau import Plateau, restore_best
+from marigold_uq.field.plateau import Plateau
 from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.randomness import member_seed
 from marigold_uq.training.law_scores import LawScores, residual_rows
 from marigold_uq.training.noise import training_timesteps
 from marigold_uq.training.order import Ordered
-from marigold_uq.training.task import Stateful
+from marigold_uq.training.task import Stateful, TrainingTask
 
+LOSS = "validation/loss"
 VALIDATION_STREAM = 7
 VALIDATION_BATCH = 64
 DIRECTION_GROUP = 8
 """Samples that share random directions."""
 
 
-class FieldTask:
+class FieldTask(TrainingTask):
     """A `TrainingTask`: the U-Net of a field pipeline on (history, next state) pairs."""
 
     def __init__(
@@ -63,12 +64,8 @@ class FieldTask:
         """The running bandwidth and the plateau."""
         return [self.scores.scale, self.plateau]
 
-    def describe(self, batch: dict[str, Any]) -> list[str]:
-        """Names of the samples."""
-        return list(batch["name"])
-
     def losses(self, network: nn.Module, batch: dict[str, Any], generators: list[torch.Generator]) -> Tensor:
-        """Score of the law of the model output against the drawn target, one number per sample."""
+        """Score of the predicted distribution against the drawn target, one number per sample."""
         return self._losses(network, batch, generators, learns=True)
 
     def _losses(
@@ -109,9 +106,20 @@ class FieldTask:
         network.eval()
         losses = torch.cat([self._losses(network, *part, learns=False) for part in self._validation_batches()])
         network.train(was_training)
-        loss = float(losses.mean())
-        self.plateau.update(step, loss, network)
-        return {"validation/loss": loss}
+        return {LOSS: float(losses.mean())}
+
+    def after_validation(self, step: int, scores: dict[str, float], network: nn.Module) -> None:
+        """Watch the validation loss for a plateau."""
+        if self.plateau.active and LOSS in scores:
+            self.plateau.update(scores[LOSS], network)
+
+    def rate_factor(self) -> float:
+        """Halved at every plateau."""
+        return self.plateau.factor
+
+    def finished(self) -> bool:
+        """Whether the loss has made no progress for long enough."""
+        return self.plateau.stopped
 
     def _validation_batches(self) -> list[tuple[dict[str, Any], list[torch.Generator]]]:
         assert self.validation is not None
@@ -128,5 +136,5 @@ class FieldTask:
 
     def save(self, network: nn.Module, folder: Path) -> None:
         """A pipeline folder that `from_pretrained` loads; with the best weights where a plateau was watched."""
-        restore_best(self.plateau, network)
+        self.plateau.restore_best(network)
         self.pipeline.save_pretrained(folder)

@@ -1,4 +1,6 @@
-"""The mean state as a function of the hour and the season: a few waves per grid point, fitted to the training part."""
+"""What the encoder and the season of a field model learn from the training part: statistics, static fields, waves."""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -6,12 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marigold_uq.field.data.equation import FieldDataError, Floats
-from marigold_uq.field.data.sequences import FieldSequences
+from marigold_uq.field.data import FieldSequences, statistics_of
+from marigold_uq.models.field_encoder import FieldEncoder
+from marigold_uq.models.field_grid import DAY, NUM_WAVES, FieldDataError, harmonic_basis, num_waves, require_grid
+from marigold_uq.models.season import Season
 
-DAY, YEAR = 86_400.0, 365.2425 * 86_400.0
-NUM_WAVES = 9
-"""1, sine and cosine of the year and of the day, and their four products: days are longer in summer."""
+__all__ = ["choose_num_annual", "fit_encoder", "fit_harmonics", "fit_season", "require_data"]
+
 DAILY_WAVES = (0, 3, 4)
 """The mean, and sine and cosine of the day."""
 WHOLE_YEAR = 365 * DAY
@@ -23,19 +26,61 @@ Quantity = Callable[[Tensor, Tensor], Tensor]
 """Something made of states (n, C, *space) at times (n,), of the same form."""
 
 
-def num_waves(num_annual: int = 1) -> int:
-    """Of a basis with so many harmonics of the year."""
-    return NUM_WAVES + 2 * (num_annual - 1)
+def fit_encoder(
+    train: FieldSequences,
+    *,
+    targets: Sequence[str] | None = None,
+    num_history: int = 2,
+    grid_channels: bool = False,
+    time_features: Sequence[str] = (),
+    mean_field: bool = False,
+    seasonal: bool = False,
+) -> FieldEncoder:
+    """The encoder of a training set: its statistics, its grid, its static fields (scaled to mean 0, variance 1).
+
+    With `mean_field` the time means of the training states are static fields too, named mean_<variable>.
+    """
+    statics = {**train.static_fields(), **(_time_means(train) if mean_field else {})}
+    encoder = FieldEncoder(
+        variables=list(train.variables),
+        targets=list(targets or train.variables),
+        statistics={name: one.to_dict() for name, one in statistics_of(train).items()},
+        coordinates={name: values.tolist() for name, values in train.coordinates.items()},
+        num_history=num_history,
+        static_names=list(statics),
+        grid_channels=grid_channels,
+        time_features=list(time_features),
+        seasonal=seasonal,
+        calendar=train.calendar,
+        time_step=train.time_step,
+    )
+    for channel, values in enumerate(statics.values()):
+        centred = values.double() - values.double().mean()
+        encoder.static[channel] = centred / centred.std().clamp(min=1e-12)
+    if seasonal:
+        encoder.harmonics.copy_(fit_harmonics(train))
+    return encoder
 
 
-def harmonic_basis(seconds: Floats | Tensor, num_annual: int = 1) -> Tensor:
-    """Waves (n, num_waves), float64, at times (n,) in seconds since 1970."""
-    time = torch.as_tensor(seconds, dtype=torch.float64).reshape(-1)
-    year, day = 2 * torch.pi * (time / YEAR % 1), 2 * torch.pi * (time / DAY % 1)
-    annual, daily = [year.sin(), year.cos()], [day.sin(), day.cos()]
-    products = [a * d for a in annual for d in daily]
-    higher = [wave(k * year) for k in range(2, num_annual + 1) for wave in (torch.sin, torch.cos)]
-    return torch.stack([torch.ones_like(time), *annual, *daily, *products, *higher], 1)
+def _time_means(train: FieldSequences) -> dict[str, Tensor]:
+    """Mean over all states of each variable, (*space)."""
+    total, count = torch.zeros(()), 0
+    for states, _ in _blocks(train, None, BLOCK):
+        total, count = total + states.sum(0), count + len(states)
+    return {f"mean_{name}": field for name, field in zip(train.variables, total / count, strict=True)}
+
+
+def fit_season(encoder: FieldEncoder, train: FieldSequences) -> Season:
+    """Mean and variance of the encoder's targets at each hour and time of the year, in the units of the data."""
+    num_annual = choose_num_annual(train, lambda states, _: encoder.select_targets(states))
+    found = Season(list(encoder.event_shape), num_annual)
+    found.mean_waves.copy_(fit_harmonics(train, lambda states, _: encoder.select_targets(states), num_annual))
+
+    def squares(states: Tensor, times: Tensor) -> Tensor:
+        return (encoder.select_targets(states) - found.mean(times)).square()
+
+    found.variance_waves.copy_(fit_harmonics(train, squares))
+    return found
 
 
 def fit_harmonics(train: FieldSequences, of: Quantity | None = None, num_annual: int = 1) -> Tensor:
@@ -125,3 +170,18 @@ def _sums(values: Tensor, times: Tensor, known: Tensor) -> tuple[Tensor, Tensor,
 def _solve(gram: Tensor, moment: Tensor) -> Tensor:
     """Of waves that are left out, or that few states do not tell apart, the smallest solution is taken."""
     return torch.linalg.pinv(gram, hermitian=True, rtol=1e-8) @ moment
+
+
+def require_data(encoder: FieldEncoder, data: FieldSequences) -> None:
+    """Refuse data of other variables, another grid or another time step than the encoder's."""
+    config = encoder.config
+    if tuple(data.variables) != tuple(config.variables):
+        raise FieldDataError(
+            f"{data.source}: mismatched statistics: the model was trained on {list(config.variables)}, in this order, "
+            f"the data hold {list(data.variables)}"
+        )
+    require_grid(data.source, data.coordinates, encoder.coordinates)
+    if abs(data.time_step / config.time_step - 1) > 1e-4:
+        raise FieldDataError(
+            f"{data.source}: states are {data.time_step:g} apart, the model steps by {config.time_step:g}"
+        )
