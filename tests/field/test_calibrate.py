@@ -50,14 +50,14 @@ def test_calibration_leaves_a_perfect_model_alone() -> None:
     assert pipeline.config.calibration["num_steps"] == 2
     for kappa in found["lead_kappas"]:
         assert 0.8 < kappa * math.sqrt(found["best"]["tau"]) < 1.35
-    pipeline.set_calibration(Calibration(tau=0.3))
+    pipeline.calibrate(Calibration(tau=0.3))
     assert calibrate_field(pipeline, process_data(), options) == found  # whatever was stored before
 
 
 def test_calibration_finds_the_spread_that_was_lost() -> None:
     """A law whose covariance is 4 times too large wants tau kappa^2 = 1/4; spread/skill comes from 2 to 1."""
     data, pipeline = process_data(), too_wide_pipeline(4.0)
-    forecaster = PipelineForecaster(pipeline, num_members=40, num_steps=1)
+    forecaster = PipelineForecaster(pipeline, ensemble_size=40, num_steps=1)
     scores = score_forecasts(forecaster, Transitions(data), range(0, 240, 2), min_scale=1e-3)
     assert float(scores["spread_skill_ratio"].value[0]) > 1.7
     found = calibrate_field(pipeline, data, CalibrationOptions(steps=[1], num_windows=60, num_leads=3))
@@ -70,7 +70,7 @@ def test_calibration_finds_the_spread_that_was_lost() -> None:
 def test_every_number_of_steps_and_colour_is_compared_and_tau_tried_for_the_winner() -> None:
     """White and coloured noise for each number of steps, then tau for the winner alone."""
     pipeline = tiny_pipeline(data=process_data())
-    pipeline.register_to_config(default_num_inference_steps=2)
+    pipeline.register_to_config(default_denoising_steps=2)
     options = CalibrationOptions(steps=[1, 3], num_windows=8, num_leads=2, taus=[0.1, 2.0])
     found = calibrate_field(pipeline, process_data(), options)
     names = [(one["name"], one["steps"], one["tau"]) for one in found["candidates"]]
@@ -98,7 +98,7 @@ def test_lead_times_count_alike_in_the_choice_whatever_their_errors() -> None:
 def test_tau_is_tried_once_where_there_is_nothing_for_it_to_multiply() -> None:
     """The family `point` in one step has no spread of its own."""
     pipeline = tiny_pipeline("point", data=process_data())
-    pipeline.register_to_config(default_num_inference_steps=1)
+    pipeline.register_to_config(default_denoising_steps=1)
     found = calibrate_field(pipeline, process_data(), CalibrationOptions(steps=[1], num_windows=8, num_leads=2))
     assert [one["tau"] for one in found["candidates"]] == [1.0, 1.0, 0.03, 0.03]
 
@@ -111,12 +111,12 @@ def test_settings_whose_rollouts_leave_the_numbers_lose_and_if_all_do_it_is_an_e
 
     def diverge(*arguments: Any) -> torch.Tensor:
         found = members(*arguments)
-        is_last = arguments[4] == options.num_members
+        is_last = arguments[4] == options.ensemble_size
         return found * 1e30 if arguments[3] in broken or (is_last and late) else found
 
     monkeypatch.setattr(calibration, "_members", diverge)
     pipeline = tiny_pipeline(data=process_data())
-    pipeline.register_to_config(default_num_inference_steps=2)
+    pipeline.register_to_config(default_denoising_steps=2)
     found = calibrate_field(pipeline, process_data(), options)
     assert [one["score"] is None for one in found["candidates"]] == [True, True, False, False]
     assert found["best"]["steps"] == 2
@@ -167,17 +167,17 @@ def test_calibration_damps_a_model_that_trusts_states_without_memory() -> None:
     season = float((pipeline.expected_states(times, 3) - truth).square().mean())
 
     def error() -> float:
-        forecast = pipeline(history, 3, time=times, num_members=8, num_inference_steps=1)
-        return float((forecast.mean - truth).square().mean())
+        forecast = pipeline(history, 3, time=times, ensemble_size=8, num_inference_steps=1)
+        return float((forecast.prediction - truth).square().mean())
 
     assert error() > 1.7 * season
-    options = CalibrationOptions(steps=[1], num_windows=8, num_leads=3, taus=[], num_members=8)
+    options = CalibrationOptions(steps=[1], num_windows=8, num_leads=3, taus=[], ensemble_size=8)
     found = calibrate_field(pipeline, data, options, train=data)
     assert pipeline.config.lead_dampings == found["lead_dampings"]
     assert error() < 1.1 * season
     assert pipeline.config.lead_season_shares == found["lead_season_shares"]
-    calibrated = pipeline(history, 3, time=times, num_members=8)
-    assert float(calibrated.spread.square().mean().sqrt()) == pytest.approx(math.sqrt(season), rel=0.25)
+    calibrated = pipeline(history, 3, time=times, ensemble_size=8)
+    assert float(calibrated.uncertainty.square().mean().sqrt()) == pytest.approx(math.sqrt(season), rel=0.25)
 
 
 def test_choice_colour_and_intervals_have_windows_of_their_own() -> None:
@@ -219,7 +219,7 @@ def test_intervals_cover_what_they_promise_at_every_lead_time_where_the_law_is_f
         assert 0.93 < float(scores["conformal_coverage"].value[lead]) < 0.98
         assert float(scores["coverage"].value[lead]) > 0.99  # of the members' quantiles
         assert float(scores["conformal_width"].value[lead]) > 0
-    few = score_forecasts(PipelineForecaster(pipeline, num_members=1), windows, [0, 1], min_scale=1e-3)
+    few = score_forecasts(PipelineForecaster(pipeline, ensemble_size=1), windows, [0, 1], min_scale=1e-3)
     assert "conformal_coverage" not in few  # the interval holds for 40 members
 
 
@@ -242,13 +242,13 @@ def test_intervals_can_be_left_out_and_nonsense_is_refused_before_anything_is_ro
     assert calibrate_field(pipeline, process_data(), options)["lead_interval_scales"] is None
     with pytest.raises(ValueError, match="share within"):
         CalibrationOptions(coverage=95)
-    with pytest.raises(ValueError, match=r"got \{'num_members': 1\}"):
-        CalibrationOptions(num_members=1)
+    with pytest.raises(ValueError, match=r"got \{'ensemble_size': 1\}"):
+        CalibrationOptions(ensemble_size=1)
 
 
 def test_too_few_trajectories_promise_nothing() -> None:
     pipeline = perfect_pipeline()
-    options = CalibrationOptions(steps=[1], num_windows=4, num_leads=2, taus=[], num_members=8)
+    options = CalibrationOptions(steps=[1], num_windows=4, num_leads=2, taus=[], ensemble_size=8)
     found = calibrate_field(pipeline, process_data(12), options)
     assert found["lead_interval_scales"] is None
     assert found["num_interval_units"] < 19

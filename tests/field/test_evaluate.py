@@ -114,14 +114,14 @@ def test_maps_are_weighted_by_the_cosine_of_latitude() -> None:
 def test_climatology_takes_training_states_of_the_same_time_and_season() -> None:
     data = walks(30)
     batch = {"history": data.states[:1, :2].unsqueeze(2), "time": [1.0]}
-    members = Climatology(data, num_members=20).forecast(batch, [0], 3)
+    members = Climatology(data, ensemble_size=20).forecast(batch, [0], 3)
     assert members.shape == (20, 1, 3, 1, 8)
     for lead in range(3):
         states = {tuple(state.tolist()) for state in data.states[:, 2 + lead]}
         assert all(tuple(member[0].tolist()) in states for member in members[:, 0, lead])
         assert len({tuple(member[0].tolist()) for member in members[:, 0, lead]}) == 20  # each once
     year = WeatherSequences(record(4 * 365), ("2m_temperature",))
-    climatology = Climatology(year, num_members=5, window_days=3)
+    climatology = Climatology(year, ensemble_size=5, window_days=3)
     chosen = climatology.times[
         climatology._same_time(year.times(0)[40] + 365 * 86_400)
     ]  # the same hour of the next year
@@ -134,7 +134,7 @@ def test_mixed_precision_rounds_the_network_alone() -> None:
     pipeline, windows = tiny_pipeline(data=data), Transitions(data)
     batch = default_collate([windows[index] for index in (0, 9)])
     plain, rounded = (
-        PipelineForecaster(pipeline, num_members=3, num_steps=2, mixed_precision=how).forecast(batch, [0, 9], 1)
+        PipelineForecaster(pipeline, ensemble_size=3, num_steps=2, mixed_precision=how).forecast(batch, [0, 9], 1)
         for how in ("no", "bf16")
     )
     assert rounded.dtype == pipeline.unet.dtype == torch.float32
@@ -285,13 +285,15 @@ def test_models_of_some_variables_are_compared_on_those_alone(tmp_path: Path) ->
 
 
 def test_a_study_runs_all_its_stages_once_and_makes_its_tables_and_figures(data_file: Path, tmp_path: Path) -> None:
-    tiny = ["--model.unet", UNET, "--model.num_train_timesteps", "8", "--model.default_num_inference_steps", "4"]
+    tiny = ["--model.unet", UNET, "--model.num_train_timesteps", "8", "--model.default_denoising_steps", "4"]
     short = ["--training.batch_size", "8", "--training.max_steps", "2"]
     task = StudyTask(
         "walks",
         ["--config", str(CONFIGS / "ks_small.yaml"), "--data.pde.path", str(data_file), *tiny, *short],
         {"members": 4, "num_one_step": 3, "num_rollouts": 2, "num_leads": 2, "figures": False},
-        CalibrationOptions(steps=[1, 2], num_windows=3, num_members=4, choice_members=3, taus=[0.3, 2.0], num_leads=2),
+        CalibrationOptions(
+            steps=[1, 2], num_windows=3, ensemble_size=4, choice_members=3, taus=[0.3, 2.0], num_leads=2
+        ),
         curve_steps=(1, 2),
         curve_windows=2,
     )
@@ -331,7 +333,7 @@ def test_a_study_runs_all_its_stages_once_and_makes_its_tables_and_figures(data_
         tau_figure(chosen),
         member_figure(scores),
         steps_figure(collect(runs, "steps.json")),
-        uncertainty_figure(runs[0], 3, num_members=3),
+        uncertainty_figure(runs[0], 3, ensemble_size=3),
         correlation_figure(runs[1:2], [0, 7]),
     ):
         assert len(figure.axes) >= 1

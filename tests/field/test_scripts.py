@@ -106,7 +106,7 @@ def test_a_trained_model_is_calibrated_beside_itself_and_only_once(
     assert calibrate.main(["--run", str(run)]) == 2
     assert "not a finished training" in capsys.readouterr().err
     train_field(config, text)
-    small = ["--steps", "[1]", "--num_windows", "4", "--num_leads", "2", "--taus", "[]", "--num_members", "4"]
+    small = ["--steps", "[1]", "--num_windows", "4", "--num_leads", "2", "--taus", "[]", "--ensemble_size", "4"]
     assert calibrate.main(["--run", str(run), *small]) == 0
     assert "too few" in capsys.readouterr().err  # 15 validation trajectories promise nothing
     pipeline = FieldForecastPipeline.from_pretrained(run / "calibrated")
@@ -137,7 +137,7 @@ def test_laptop_models_are_made_for_one_step_and_beside_them_the_papers_way(
 ) -> None:
     task = StudyTask("ks", ["--config", str(ROOT / "configs/field/ks_small.yaml"), "--data.pde.path", "x.h5"])
     config, _ = read_config(ModelRun(task, variant, 0, Path("out")).arguments)
-    assert (config.objective.uniform_timesteps, config.model.default_num_inference_steps) == (uniform, steps)
+    assert (config.objective.uniform_timesteps, config.model.default_denoising_steps) == (uniform, steps)
 
 
 def test_every_setting_of_the_sweeps_is_a_valid_config_of_its_own() -> None:

@@ -108,7 +108,9 @@ def test_every_family_and_score_learns(
     losses = [r["validation/loss"] for r in records(tmp_path) if "validation/loss" in r]
     assert losses[-1] < losses[0]
     pipeline = FieldForecastPipeline.from_pretrained(tmp_path / "model")
-    members = pipeline(decaying().states[:2, :2], 2, num_members=3, generator=torch.Generator().manual_seed(0)).members
+    members = pipeline(
+        decaying().states[:2, :2], 2, ensemble_size=3, generator=torch.Generator().manual_seed(0)
+    ).samples
     assert bool(members.isfinite().all())
     assert float(members.std(0).mean()) > 1e-3
 
@@ -119,11 +121,11 @@ def test_a_trained_gaussian_knows_the_mean_and_the_noise_of_a_process(data_file:
     train_field(config(data_file, tmp_path, training=long, validation_samples=0))
     pipeline = FieldForecastPipeline.from_pretrained(tmp_path / "model")
     states = decaying(60).states[40:]  # never seen
-    output = pipeline(states[:, 2:4], num_members=40, generator=torch.Generator().manual_seed(0))
-    target = states[:, 4].reshape(output.mean[:, 0].shape)
-    rmse = float((output.mean[:, 0] - target).square().mean().sqrt())
+    output = pipeline(states[:, 2:4], ensemble_size=40, generator=torch.Generator().manual_seed(0))
+    target = states[:, 4].reshape(output.prediction[:, 0].shape)
+    rmse = float((output.prediction[:, 0] - target).square().mean().sqrt())
     persistence = float((states[:, 4] - states[:, 3]).square().mean().sqrt())
-    spread = float(output.spread.square().mean().sqrt())
+    spread = float(output.uncertainty.square().mean().sqrt())
     assert rmse < 0.135
     assert rmse < 0.8 * persistence
     assert 0.7 < spread / rmse < 1.35
