@@ -18,7 +18,7 @@ from marigold_uq.field.forecasters import PipelineForecaster, load_quietly
 from marigold_uq.field.run import train_field
 from marigold_uq.field.scores import as_json, score_forecasts, spread_windows
 from marigold_uq.field.splits import open_split, target_hours
-from marigold_uq.files import atomic_path
+from marigold_uq.files import atomic_path, fingerprint, require_same
 
 FAMILY = "--model.noise_family"
 UNIFORM = ["--objective.uniform_timesteps", "true", "--model.default_denoising_steps", "10"]
