@@ -36,9 +36,11 @@ def run(options: Options, invocation: Invocation) -> int:
         raise ValueError(str(error)) from error
     best = found["best"]
     print(f"{best['steps']} steps, tau {best['tau']:.3g}; written: {options.run / 'calibrated'}")
-    if found["calibration"]["interval"] is None:
-        units = found["num_interval_units"]
+    grid, units = found["calibration"]["interval"], found["num_interval_units"]
+    if grid is None:
         print(f"no intervals: {units} independent units are too few, or samples do not differ", file=sys.stderr)
+    else:
+        print(f"intervals for coverages up to {grid['coverages'][-1]:g}, from {units} independent units")
     return 0
 
 

@@ -3,7 +3,7 @@
 1. `choose_settings`: rollouts from the same windows with the same random numbers, for several numbers of steps, then
    for several tau with the best of them. Settings are compared by the fair CRPS after the best kappa of each lead time.
    Each lead time counts in units of the first setting's CRPS, so that late ones, whose errors are larger, do not decide
-   alone. One step ahead would not do: the CRPS sees each point by itself, and whether samples are as smooth as the truth
+   alone. One step ahead would not do: the CRPS sees each point by itself. Whether samples are as smooth as the truth
    shows only once they are fed back.
 2. `fit_factors`: kappas, smoothed over lead times. Where the model knows the season, the mean forecast is first damped
    towards the season's mean, and with the training part at hand the spread also gets a share of the season's own.

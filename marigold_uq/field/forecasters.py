@@ -52,12 +52,16 @@ class PipelineForecaster:
         pipeline.unet.eval()
 
     def interval_scales(self, coverage: float) -> tuple[float, ...] | None:
-        """Half widths of the model's calibrated interval, None where it holds for other sizes or steps than these."""
+        """Half widths of the model's calibrated interval.
+
+        None where it was calibrated for other sizes or steps than these, or for lower coverages alone.
+        """
         calibration = self.pipeline.calibration_for()
         call = {"ensemble_size": self.ensemble_size, "num_inference_steps": self.num_inference_steps}
-        if calibration.interval is None or calibration.mismatches(**call):
+        grid = calibration.interval
+        if grid is None or coverage > grid.coverages[-1] or calibration.mismatches(**call):
             return None
-        return calibration.interval.scale(coverage)
+        return grid.scale(coverage)
 
     def forecast(self, batch: dict[str, Any], ids: Sequence[int], num_leads: int) -> Tensor:
         """Samples of the model; each window and sample has its own seed."""
