@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import torch
-
 import marigold_uq
+from marigold_uq.commands.runner import Invocation
 
 PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "huggingface-hub", "numpy", "scipy")
 
@@ -20,8 +19,10 @@ class InfoOptions:
     """What is installed and which model would be used."""
 
 
-def run_info(options: InfoOptions) -> int:
+def run_info(options: InfoOptions, invocation: Invocation | None = None) -> int:
     """Print versions, devices and the embedded model."""
+    import torch
+
     print(f"marigold_uq {marigold_uq.__version__}, Python {platform.python_version()}, {platform.platform()}")
     print(", ".join(f"{name} {installed_version(name)}" for name in PACKAGES))
     print(f"devices: {', '.join(devices())}; torch threads: {torch.get_num_threads()}")
@@ -39,6 +40,8 @@ def installed_version(name: str) -> str:
 
 def devices() -> list[str]:
     """Where a model could run, best first."""
+    import torch
+
     found = [f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count())]
     return [*found, *(["mps"] if torch.backends.mps.is_available() else []), "cpu"]
 

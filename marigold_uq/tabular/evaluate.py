@@ -17,6 +17,7 @@ from marigold_uq.calibration import conformal_rows
 from marigold_uq.files import atomic_path, make_folder
 from marigold_uq.pipelines.tabular import TabularRegressionPipeline
 from marigold_uq.plotting import save_figure
+from marigold_uq.results import versions
 from marigold_uq.tabular import DiffusionRegressor
 from marigold_uq.tabular.data import LoadedTable, TableError, TableSource, read_table
 from marigold_uq.tabular.estimators import score_estimator
@@ -24,7 +25,6 @@ from marigold_uq.tabular.figures import calibration_figure
 from marigold_uq.tabular.run import CONFORMAL_FILE
 from marigold_uq.tabular.scores import SplitScores, Spread, pooled_curves, score_rows, summarize_splits
 from marigold_uq.tabular.uci import UCIDataset
-from marigold_uq.training.run_folder import versions
 
 METRICS_FILE = "metrics.json"
 SHOWN = (

@@ -13,9 +13,9 @@ from uuid import uuid4
 
 import numpy as np
 
+from marigold_uq.results import versions
 from marigold_uq.tabular import DiffusionRegressor
 from marigold_uq.tabular.data import LoadedTable, TableSource, read_table
-from marigold_uq.training.run_folder import versions
 
 FORMAT = "marigold_uq tabular run 1"
 CONFORMAL_FILE = "conformal.npz"

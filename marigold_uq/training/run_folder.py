@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from marigold_uq.files import TEMPORARY, atomic_folder, atomic_path, remove
+from marigold_uq.results import versions, write_json
 
-PACKAGES = ("marigold_uq", "torch", "diffusers", "transformers", "accelerate", "safetensors", "numpy", "peft")
 CHECKPOINT = "checkpoint-"
 MODEL_STEP = "training.json"
 
@@ -61,7 +59,7 @@ class RunFolder:
 
     def write_versions(self, **facts: str | int) -> None:
         """versions.json: Python, the packages that matter, and `facts` about this run."""
-        self.write_text("versions.json", json.dumps({**versions(), **facts}, indent=2) + "\n")
+        write_json(self.root / "versions.json", {**versions(), **facts}, overwrite=True)
 
     def log(self, record: dict[str, Any]) -> None:
         """Append a line to metrics.jsonl."""
@@ -89,7 +87,7 @@ class RunFolder:
         """Enter (sample, reason) pairs into data_problems.json, which keeps those of earlier parts of the run."""
         path = self.root / "data_problems.json"
         known = dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
-        self.write_text(path.name, json.dumps({**known, **dict(problems)}, indent=2, sort_keys=True) + "\n")
+        write_json(path, dict(sorted({**known, **dict(problems)}.items())), overwrite=True)
         return path
 
     def list_checkpoints(self) -> list[Path]:
@@ -119,7 +117,7 @@ class RunFolder:
         """A folder to write the model of a step to, which takes the old one's place when it is complete."""
         with atomic_folder(self.model, overwrite=True) as folder:
             yield folder
-            (folder / MODEL_STEP).write_text(json.dumps({"step": step}) + "\n", encoding="utf-8")
+            write_json(folder / MODEL_STEP, {"step": step}, overwrite=True)
 
     def model_step(self) -> int | None:
         """The step that the finished model is from; None without a model, or where it does not say."""
@@ -133,14 +131,3 @@ def checkpoint_step(path: Path) -> int:
     if not number.isdecimal():
         raise ValueError(f"{path} is not a checkpoint: expected a folder named {CHECKPOINT}<step>")
     return int(number)
-
-
-def versions() -> dict[str, str]:
-    """Versions of what a result depends on."""
-    found = {"python": platform.python_version(), "platform": platform.platform()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found

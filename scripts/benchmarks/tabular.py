@@ -24,12 +24,12 @@ import torch
 
 from marigold_uq.files import atomic_path
 from marigold_uq.pipelines.tabular import TabularRegressionPipeline
+from marigold_uq.results import versions
 from marigold_uq.tabular import DiffusionRegressor
 from marigold_uq.tabular.estimators import Factory, score_all_splits
 from marigold_uq.tabular.recipe import paper_recipe
 from marigold_uq.tabular.scores import summarize_splits
 from marigold_uq.tabular.uci import UCIDataset
-from marigold_uq.training.run_folder import versions
 from scripts.studies.uci.peers import PEERS, is_installed
 from scripts.studies.uci.stacked import StackedTask, build_trainers
 

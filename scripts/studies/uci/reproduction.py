@@ -9,12 +9,12 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from marigold_uq.results import versions
 from marigold_uq.tabular import DiffusionRegressor
 from marigold_uq.tabular.estimators import score_all_splits
 from marigold_uq.tabular.recipe import FAMILIES, PAPER_SETTINGS, PRESETS, paper_recipe
 from marigold_uq.tabular.scores import SplitScores
 from marigold_uq.tabular.uci import UCIDataset
-from marigold_uq.training.run_folder import versions
 from scripts.studies.uci.cells import Cell, CellKey, CellStore, dataset_digest
 from scripts.studies.uci.stacked import StackedRun, StackedTask, score_splits
 
