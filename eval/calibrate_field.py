@@ -1,7 +1,7 @@
 """Calibrate a trained forecast model on the validation part of its data, and save it beside the model.
 
 python eval/calibrate_field.py --run runs/field/ks_small
-python eval/calibrate_field.py --run runs/field/air_small --num_leads 20 --steps [1,2] --mixed_precision bf16
+python eval/calibrate_field.py --run runs/field/air_small --num_leads 20 --steps 1 2 --mixed_precision bf16
 
 RUN/calibrated is a pipeline for `from_pretrained`, RUN/calibration.json says what was compared; see docs/fields.md.
 """

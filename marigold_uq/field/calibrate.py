@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -43,10 +42,11 @@ from marigold_uq.field.forecasters import PipelineForecaster, Precision, load_qu
 from marigold_uq.field.lead_factors import Factors, best_blends, best_dampings, best_kappas, smooth
 from marigold_uq.field.scores import independent_groups, spread_windows
 from marigold_uq.field.splits import open_split, target_hours
-from marigold_uq.files import atomic_folder, atomic_path, fingerprint
+from marigold_uq.files import atomic_folder, fingerprint
 from marigold_uq.metrics import crps
 from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.pipelines.field.output import damp, stretch
+from marigold_uq.results import write_json
 
 __all__ = ["CalibrationOptions", "Candidate", "calibrate_field", "calibrate_run", "calibration_settings"]
 
@@ -146,8 +146,7 @@ def calibrate_run(
     found |= {"seed": config.training.seed, "settings": calibration_settings(run, options)}
     with atomic_folder(run / "calibrated") as temporary:
         pipeline.save_pretrained(temporary)
-    with atomic_path(run / "calibration.json") as temporary:
-        temporary.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write_json(run / "calibration.json", found)
     return found
 
 

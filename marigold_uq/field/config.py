@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from marigold_uq.commands.runner import make_parser
-from marigold_uq.scores import SCORES
+from marigold_uq.commands.runner import parse_options
 from marigold_uq.training.config import OptimizerConfig, TrainingConfig
+from marigold_uq.training.objective import ObjectiveConfig
 
 
 @dataclass(frozen=True)
@@ -137,33 +137,6 @@ class FieldModel:
 
 
 @dataclass(frozen=True)
-class FieldObjective:
-    """What is minimised.
-
-    Args:
-        score: crps, energy, kernel, log, projected or squared_error; null takes the family's own.
-        score_options: Arguments of the score.
-        adaptive_bandwidth: Kernel score: the bandwidth follows the running RMS of the residual at each timestep, and
-            the score is multiplied by it. With false give score_options bandwidth (and per_dimension: false for an
-            absolute one, as in the paper).
-        num_draws: Draws of the network per sample, for the family "sample".
-        uniform_timesteps: False gives half of the samples the last timestep, where few-step sampling starts.
-    """
-
-    score: str | None = None
-    score_options: dict[str, Any] = field(default_factory=dict)
-    adaptive_bandwidth: bool = True
-    num_draws: int = 3
-    uniform_timesteps: bool = True
-
-    def __post_init__(self) -> None:
-        if self.score is not None and self.score not in SCORES:
-            raise ValueError(f"unknown score {self.score!r}; choose one of {', '.join(sorted(SCORES))}")
-        if self.num_draws < 2:
-            raise ValueError(f"num_draws must be at least 2, because a fair score compares draws; got {self.num_draws}")
-
-
-@dataclass(frozen=True)
 class PlateauConfig:
     """The paper's recipe: halve the rate and stop when the validation loss makes no progress.
 
@@ -202,7 +175,7 @@ class FieldTrainConfig:
 
     data: FieldData
     model: FieldModel = field(default_factory=FieldModel)
-    objective: FieldObjective = field(default_factory=FieldObjective)
+    objective: ObjectiveConfig = field(default_factory=lambda: ObjectiveConfig(num_draws=3))
     one_time_per_epoch: bool = False
     validation_samples: int = 256
     plateau: PlateauConfig = field(default_factory=PlateauConfig)
@@ -217,9 +190,5 @@ class FieldTrainConfig:
 
 def read_config(arguments: Sequence[str]) -> tuple[FieldTrainConfig, str]:
     """The config that these words of a command line mean, and its complete text; unknown keys are errors."""
-    parser = make_parser("train/train_field.py", FieldTrainConfig)
-    parsed = parser.parse_args(list(arguments))
-    text = parser.dump(parsed)
-    values = parser.instantiate(parsed)
-    values.pop("config", None)
-    return FieldTrainConfig(**values), text
+    config, invocation = parse_options("train/train_field.py", FieldTrainConfig, arguments)
+    return config, invocation.config

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,12 +25,12 @@ from marigold_uq.field.forecasters import (
 )
 from marigold_uq.field.scores import accumulate_scores, as_json, independent_groups, spread_windows
 from marigold_uq.field.splits import FieldSplit, open_split, target_hours
-from marigold_uq.files import atomic_path, fingerprint, make_folder, require_same
+from marigold_uq.files import fingerprint, make_folder, require_same
 from marigold_uq.metrics import expected_coverage
 from marigold_uq.pipelines.field import FieldForecastPipeline
-from marigold_uq.results import versions
+from marigold_uq.results import METRICS_FILE, markdown_table, number, write_results
 
-METRICS_FILE, REPORT_FILE = "metrics.json", "report.md"
+REPORT_FILE = "report.md"
 SHOWN = ("rmse", "crps", "energy_score", "gaussian_nll", "coverage", "conformal_coverage", "spread_skill_ratio")
 CURVES = ("rmse", "crps", "coverage", "spread_skill_ratio")
 PAIRED, GROUPS = "crps_of_windows", "groups_of_windows"
@@ -113,7 +111,7 @@ def evaluate_field(options: FieldEvaluation, *, command: str | None = None) -> d
     split = open_split(_data(options))
     forecaster = make_forecaster(options, split)
     results = score_split(forecaster, options, split)
-    return write_results(results, options, forecaster, split, command)
+    return _write(results, options, forecaster, split, command)
 
 
 def _data(options: FieldEvaluation) -> FieldData:
@@ -211,42 +209,36 @@ def _selector(train: FieldSequences, targets: Sequence[str]) -> Callable[[Tensor
     return lambda states: states.index_select(states.ndim - 1 - len(train.coordinates), channels)
 
 
-def write_results(
+def _write(
     results: Mapping[str, Mapping[str, Any]],
     options: FieldEvaluation,
     forecaster: Forecaster,
     split: FieldSplit,
     command: str | None,
 ) -> dict[str, Any]:
-    """metrics.json comes last and marks the end."""
+    """Figures, report, and metrics.json last."""
     one_step = {
         name: {key: _first(value) for key, value in entry.items()}
         for name, entry in results.get("one_step", {}).items()
         if name in SHOWN
     }
-    size, coverage = options.ensemble_size, options.coverage
-    metrics: dict[str, Any] = {
-        "format": "marigold_uq evaluation 1",
-        "task": "field",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": command,
+    size = options.ensemble_size
+    facts = {
         "predictor": {"name": forecaster.name, "model": options.model, "ensemble_size": size},
         "data": {"name": split.test.source, "title": Path(split.test.source).stem},
         "num_samples": one_step["rmse"]["num_samples"] if one_step else 0,
-        "expected_coverage": expected_coverage(size, coverage) if size > 1 else None,
+        "expected_coverage": expected_coverage(size, options.coverage) if size > 1 else None,
         "lead_time_step": split.test.time_step,
-        "metrics": one_step,
-        **results,
-        "config": as_plain(options),
         "fingerprint": model_fingerprint(options.model),
-        "versions": versions(),
+        **results,
     }
     make_folder(options.output)
     if options.figures:
-        draw_figures({forecaster.name: metrics}, options.output)
-    _write(options.output / REPORT_FILE, report({forecaster.name: metrics}))
-    _write(options.output / METRICS_FILE, json.dumps(metrics, indent=1, allow_nan=False) + "\n")
-    return metrics
+        draw_figures({forecaster.name: facts}, options.output)
+    reports = {REPORT_FILE: report({forecaster.name: facts})}
+    return write_results(
+        options.output, "field", one_step, command=command, config=as_plain(options), reports=reports, **facts
+    )
 
 
 def report(models: Mapping[str, Mapping[str, Any]], leads: Sequence[int] | None = None) -> str:
@@ -261,11 +253,11 @@ def report(models: Mapping[str, Mapping[str, Any]], leads: Sequence[int] | None 
 
 def table(models: Mapping[str, Mapping[str, Any]], part: str, lead: int) -> str:
     """A row per model, its standard error behind each number."""
-    lines = ["| model | " + " | ".join(SHOWN) + " |", "|---" * (1 + len(SHOWN)) + "|"]
-    for name, metrics in models.items():
-        cells = [_cell(metrics.get(part, {}).get(metric), lead) for metric in SHOWN]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    rows = [
+        [name, *(_cell(metrics.get(part, {}).get(metric), lead) for metric in SHOWN)]
+        for name, metrics in models.items()
+    ]
+    return markdown_table(["model", *SHOWN], rows)
 
 
 def draw_figures(models: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
@@ -312,13 +304,4 @@ def _some_leads(models: Mapping[str, Mapping[str, Any]]) -> list[int]:
 
 
 def _cell(entry: Mapping[str, Any] | None, lead: int) -> str:
-    if entry is None or entry["value"][lead] is None:
-        return ""
-    error = entry["standard_error"][lead]
-    return f"{entry['value'][lead]:.4g}" + ("" if error is None else f" ± {error:.1g}")
-
-
-def _write(path: Path, text: str) -> None:
-    with atomic_path(path, overwrite=True) as temporary:
-        os.makedirs(temporary.parent, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
+    return "" if entry is None else number(entry["value"][lead], entry["standard_error"][lead])

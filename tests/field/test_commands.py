@@ -77,7 +77,7 @@ def test_a_model_that_fails_does_not_stop_the_others(monkeypatch: pytest.MonkeyP
 def test_the_report_is_of_everything_that_is_there_whatever_was_asked_for(tmp_path: Path) -> None:
     for name in ("ks/gaussian-0", "burgers/point-1", "ks/one_pass-1"):
         (tmp_path / name).mkdir(parents=True)
-    assert reproduce.main(["--output", str(tmp_path), "--tasks", "[air]", "--report", "true"]) == 0
+    assert reproduce.main(["--output", str(tmp_path), "--tasks", "air", "--report"]) == 0
     text = (tmp_path / "results.md").read_text()
     task = reproduce.build_tasks(tmp_path, "air.nc")["ks"]
     found = reproduce.existing_runs(task, reproduce.Options(tmp_path))
@@ -105,7 +105,7 @@ def test_a_model_is_trained_calibrated_once_and_evaluated_with_the_data_of_its_r
         "--training.output", str(run), "--training.batch_size", "4", "--validation_samples", "4",
     ]  # fmt: skip
     assert train.main(arguments) == 0
-    small = ["--steps", "[1]", "--num_windows", "4", "--num_leads", "2", "--tau_evaluations", "0"]
+    small = ["--steps", "1", "--num_windows", "4", "--num_leads", "2", "--tau_evaluations", "0"]
     small += ["--ensemble_size", "4", "--choice_size", "3"]
     assert calibrate.main(["--run", str(run), *small]) == 0
     pipeline = FieldForecastPipeline.from_pretrained(run / "calibrated")
@@ -113,7 +113,7 @@ def test_a_model_is_trained_calibrated_once_and_evaluated_with_the_data_of_its_r
     assert pipeline.calibration_for().to_dict() == stored
     assert calibrate.main(["--run", str(run), *small]) == 2
     assert "exists: remove it" in capsys.readouterr().err
-    scored = ["--output", str(tmp_path / "scores"), "--num_one_step", "2", "--num_rollouts", "0", "--figures", "false"]
+    scored = ["--output", str(tmp_path / "scores"), "--num_one_step", "2", "--num_rollouts", "0", "--no_figures"]
     assert evaluate.main(["--run", str(run), "--ensemble_size", "4", *scored]) == 0
     metrics = json.loads((tmp_path / "scores" / "metrics.json").read_text())
     assert metrics["predictor"]["model"] == str(run / "calibrated")

@@ -13,7 +13,6 @@ from torch import nn
 from marigold_uq.field.config import (
     FieldData,
     FieldModel,
-    FieldObjective,
     FieldTrainConfig,
     PdeData,
     PlateauConfig,
@@ -26,6 +25,7 @@ from marigold_uq.field.task import FieldTask
 from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.training.config import OptimizerConfig, TrainingConfig
 from marigold_uq.training.loop import Trainer
+from marigold_uq.training.objective import ObjectiveConfig
 
 POINTS = 8
 UNET = {"block_out_channels": [8, 8], "layers_per_block": 1, "embedding_channels": 8, "dropout": 0.0}
@@ -101,7 +101,7 @@ def test_every_family_and_score_learns(
     """The loss on held-out samples falls; the finished pipeline forecasts finite members that differ."""
     long = {"max_steps": 24, "validate_every": 8, "checkpoint_every": 24}
     done = train_field(
-        config(data_file, tmp_path, model=model, objective=FieldObjective(score=score, num_draws=2), training=long)
+        config(data_file, tmp_path, model=model, objective=ObjectiveConfig(score=score, num_draws=2), training=long)
     )
     assert done.finished
     losses = [r["validation/loss"] for r in records(tmp_path) if "validation/loss" in r]
@@ -116,7 +116,7 @@ def test_every_family_and_score_learns(
 
 def test_a_trained_gaussian_knows_the_mean_and_the_noise_of_a_process(data_file: Path, tmp_path: Path) -> None:
     """The rest of the increment is 0.1 noise: RMSE near 0.1 (persistence: about 0.2), spread/skill near 1."""
-    long = {"max_steps": 150, "validate_every": 0, "checkpoint_every": 150, "batch_size": 16}
+    long = {"max_steps": 90, "validate_every": 0, "checkpoint_every": 90, "batch_size": 16}
     train_field(config(data_file, tmp_path, training=long, validation_samples=0))
     pipeline = FieldForecastPipeline.from_pretrained(tmp_path / "model")
     states = decaying(60).states[40:]  # never seen
@@ -154,14 +154,14 @@ def test_the_validation_of_an_adaptive_kernel_does_not_move_with_its_bandwidth(d
     task = FieldTask(
         pipeline,
         Transitions(decaying()),
-        FieldObjective(score="kernel"),
+        ObjectiveConfig(score="kernel"),
         validation=Transitions(decaying()),
         validation_samples=8,
     )
     before = task.validate(pipeline.unet, 0, tmp_path)
     steps = torch.arange(10)
-    task.scores.scale.update_sums(steps, 25.0 * torch.ones(10), torch.ones(10))
-    assert float(task.scores.scale(steps[:1])) > 1.01
+    task.objective.scale.update_sums(steps, 25.0 * torch.ones(10), torch.ones(10))
+    assert float(task.objective.scale(steps[:1])) > 1.01
     assert task.validate(pipeline.unet, 1, tmp_path) == before
 
 

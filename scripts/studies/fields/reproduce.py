@@ -1,8 +1,8 @@
 """Every table and figure of docs/results/fields.md. Interrupt it at any time; the same command resumes.
 
 python -m scripts.studies.fields.reproduce --output runs/fields --air ../data/air_temperature.nc
-python -m scripts.studies.fields.reproduce --output runs/fields --report true   # tables and figures of what is there
-python -m scripts.studies.fields.reproduce --output runs/fields --tasks [ks] --variants [gaussian,point] --seeds [0]
+python -m scripts.studies.fields.reproduce --output runs/fields --report   # tables and figures of what is there
+python -m scripts.studies.fields.reproduce --output runs/fields --tasks ks --variants gaussian point --seeds 0
 
 A model that fails is named and left out, the others are made. The tables are always of everything that is there;
 figures that need data are drawn for the tasks that were asked for. Exit code 1: some model failed.
@@ -83,8 +83,8 @@ class Options:
         data: Folder of the generated trajectories; null takes OUTPUT/data.
         air: The weather record's netCDF file; by default it is downloaded.
         tasks: Of burgers, ks, air, burgers_32.
-        variants: Only these models.
-        seeds: Only these seeds.
+        variants: Only these models; by default all.
+        seeds: Only these seeds; by default all.
         max_steps: Training steps of every model, more than 100; null takes the configs'.
         report: No computation: tables and figures of what is there.
         air_precision: bf16 takes half the time where the processor has it.
@@ -95,8 +95,8 @@ class Options:
     data: Path | None = None
     air: str = "air_temperature"
     tasks: list[str] = field(default_factory=lambda: list(PLAN))
-    variants: list[str] | None = None
-    seeds: list[int] | None = None
+    variants: list[str] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)
     max_steps: int | None = None
     report: bool = False
     air_precision: Precision = "no"
@@ -161,7 +161,7 @@ def generate_data(folder: Path, tasks: Sequence[str]) -> None:
 def plan(args: Options, tasks: dict[str, StudyTask]) -> list[ModelRun]:
     """All models that were asked for, first seeds first, so that every table has a row early."""
     known = {variant for name in args.tasks for variants in PLAN[name] for variant in variants}
-    unknown = [variant for variant in args.variants or [] if variant not in known]
+    unknown = [variant for variant in args.variants if variant not in known]
     if unknown:
         raise ValueError(
             f"no model {', '.join(unknown)} in {', '.join(args.tasks)}; there are {', '.join(sorted(known))}"
@@ -171,9 +171,9 @@ def plan(args: Options, tasks: dict[str, StudyTask]) -> list[ModelRun]:
         ModelRun(tasks[name], variant, seed, args.output, extra)
         for seed in range(max(len(seeds) for seeds in PLAN.values()))
         for name in args.tasks
-        if seed < len(PLAN[name]) and (args.seeds is None or seed in args.seeds)
+        if seed < len(PLAN[name]) and (not args.seeds or seed in args.seeds)
         for variant in PLAN[name][seed]
-        if args.variants is None or variant in args.variants
+        if not args.variants or variant in args.variants
     ]
     if not runs:
         raise ValueError(f"no model of {', '.join(args.tasks)} has these variants and seeds; PLAN says which there are")

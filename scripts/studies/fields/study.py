@@ -18,7 +18,8 @@ from marigold_uq.field.forecasters import PipelineForecaster, load_quietly
 from marigold_uq.field.run import train_field
 from marigold_uq.field.scores import as_json, score_forecasts, spread_windows
 from marigold_uq.field.splits import open_split, target_hours
-from marigold_uq.files import atomic_path, fingerprint, require_same
+from marigold_uq.files import fingerprint, require_same
+from marigold_uq.results import write_json
 
 FAMILY = "--model.noise_family"
 UNIFORM = ["--objective.uniform_timesteps", "true", "--model.default_denoising_steps", "10"]
@@ -204,9 +205,3 @@ def score_baseline(task: StudyTask, name: str, root: Path) -> dict[str, Any]:
         **task.evaluation,
     )
     return evaluate_field(replace(options, figures=False))
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write or replace a JSON file."""
-    with atomic_path(path, overwrite=True) as temporary:
-        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

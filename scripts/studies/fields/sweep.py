@@ -1,12 +1,12 @@
 """Appendix F at laptop size: one table over K, M, rank x bandwidth (and Cholesky) and beta_T, from one grid.
 
 python -m scripts.studies.fields.sweep --output runs/field_sweeps --data runs/fields/data/burgers.h5
-python -m scripts.studies.fields.sweep --output runs/field_sweeps --data burgers.h5 --sweeps [rank_projected]
+python -m scripts.studies.fields.sweep --output runs/field_sweeps --data burgers.h5 --sweeps rank_projected
 """
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ class Options:
         data: Trajectories, of scripts/generate_pde.py.
         task: Config of the task.
         grid: The sweeps.
-        sweeps: Only these.
+        sweeps: Only these; by default all.
         seeds: Models per setting.
         threads: Of torch.
     """
@@ -43,7 +43,7 @@ class Options:
     data: Path
     task: Path = CONFIGS / "burgers_small.yaml"
     grid: Path = CONFIGS / "sweeps_small.yaml"
-    sweeps: list[str] | None = None
+    sweeps: list[str] = field(default_factory=list)
     seeds: int = 1
     threads: int = 1
 
