@@ -72,7 +72,11 @@ def run(
     **changes: Any,
 ) -> DepthTask:
     task = DepthTask(
-        pretrained(family), dataset or TwoLevels(64, seed=0), ObjectiveConfig(), trainable=trainable, lora_rank=2
+        pretrained(family),
+        dataset or TwoLevels(64, seed=0),
+        ObjectiveConfig(noise_strength=0.9),
+        trainable=trainable,
+        lora_rank=2,
     )
     optimizer = OptimizerConfig(learning_rate=rate, warmup_steps=0, decay="constant")
     settings: dict[str, Any] = {"batch_size": 8, "ema_decay": 0.0, "validate_every": 0, "tracker": "none", "cpu": True}
