@@ -39,7 +39,7 @@ def run_command(
     error. `--import my_module` runs a module of the user's first, which may register data sets or families.
 
     Args:
-        program: How the command is started, for example "eval/eval_depth.py".
+        program: How the command is started, for example "eval/eval_depth.py" or "-m scripts.studies.toy".
         options: A frozen dataclass whose docstring describes the command and its fields.
         run: Does the work; returns the exit code.
         arguments: Words of the command line; by default those of the process.
@@ -53,7 +53,7 @@ def run_command(
         rest = import_user_modules(given)
         parser = make_parser(program, options, defaults)
         parsed = parser.parse_args(rest)
-        invocation = Invocation(shlex.join(["python", program, *given]), parser.dump(parsed))
+        invocation = Invocation(shlex.join(["python", *program.split(), *given]), parser.dump(parsed))
         values = parser.instantiate(parsed)
         values.pop("config", None)
         return run(options(**values), invocation)

@@ -94,10 +94,9 @@ def _read_csv(path: Path, source: TableSource) -> LoadedTable:
     missing = [name for name in [*taken, *features] if name not in frame.columns]
     if missing:
         raise TableError(f"{path} has no column {', '.join(missing)}; it has {', '.join(map(str, frame.columns))}")
-    if set(features) & set(source.target):
-        raise TableError(
-            f"a target cannot be a feature; {', '.join(sorted(set(features) & set(source.target)))} is both"
-        )
+    both = sorted(set(features) & set(source.target))
+    if both:
+        raise TableError(f"a target cannot be a feature; {', '.join(both)} is both")
     targets = frame[source.target].to_numpy(dtype=np.float64)
     weights = frame[source.weight].to_numpy(dtype=np.float64) if source.weight else None
     flat = targets[:, 0] if len(source.target) == 1 else targets

@@ -52,7 +52,9 @@ class BaselineObjective:
 
 
 class DenoisingObjective:
-    """Score of the predicted noise distribution; columns `features`, `baseline` and `residual`, the x_0 of the diffusion.
+    """Score of the predicted noise distribution.
+
+    Columns are `features`, `baseline` and `residual`, the x_0 of the diffusion.
 
     Args:
         scheduler: Family, prediction type and schedule.

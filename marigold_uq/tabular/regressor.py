@@ -237,7 +237,8 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         count = self.ensemble_size if ensemble_size is None else ensemble_size
         if not isinstance(count, Integral) or count < (2 if ensemble_size is None else 1):
             raise ValueError(f"ensemble_size must be an integer of at least 2 (1 in `sample`); got {count!r}")
-        return self.pipeline_(self._features(X), int(count), generator=self._generator(), **options)
+        features = self._features(X)
+        return self.pipeline_(features, int(count), generator=self._generator(), **options)
 
     def _generator(self) -> torch.Generator:
         """The same stream for every call."""

@@ -39,8 +39,8 @@ def score_rows(
         seed: Breaks the ties of the PIT.
 
     Returns:
-        `rmse` of the mean of the draws, fair `crps`, `nll` (Gaussian; left out where all draws of a row agree, as those
-        of a target of few values may: such a distribution has no density), `coverage_50` .. `coverage_95` and `width_95`
+        `rmse` of the mean of the draws, fair `crps`, `nll` (Gaussian; left out where all draws of a row agree, as
+        for a target of few values: such a distribution has no density), `coverage_50` .. `coverage_95` and `width_95`
         of central intervals between Weibull quantiles, `interval_score_95`; `interval_coverage_95`,
         `interval_width_95` and `interval_score_own_95` with an interval; the curves `reliability` at
         `RELIABILITY_LEVELS` and `pit`, counts in `PIT_BINS` bins.

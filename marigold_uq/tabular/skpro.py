@@ -20,8 +20,8 @@ __all__ = ["SkproDiffusionRegressor"]
 class SkproDiffusionRegressor(BaseProbaRegressor):
     """A `DiffusionRegressor` with skpro's interface.
 
-    `predict_proba` is the empirical distribution of `estimator.ensemble_size` draws; `predict_interval` and `predict_quantiles` are
-    the estimator's own, so that intervals are calibrated where rows were set aside for it.
+    `predict_proba` is the empirical distribution of `estimator.ensemble_size` draws. `predict_interval` and
+    `predict_quantiles` are the estimator's own, so that intervals are calibrated where rows were set aside for it.
 
     Args:
         estimator: The model; it is cloned, never changed. None takes `DiffusionRegressor(random_state=0)`.

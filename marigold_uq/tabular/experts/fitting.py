@@ -96,10 +96,9 @@ def fit_experts(
     with tqdm(total=fitting.num_fits, desc="baseline", unit="fit", disable=not verbose) as fitting.bar:
         fitting.run()
     combination = _combine(fitting.out_of_fold, targets, weights)
-    experts = torch.from_numpy(np.stack([fitting.out_of_fold.get(name, np.zeros_like(targets)) for name in EXPERTS], 1))
-    baseline, extras = describe_experts(
-        experts, torch.from_numpy(fitting.trees_out_of_fold), torch.from_numpy(combination)
-    )
+    experts = np.stack([fitting.out_of_fold.get(name, np.zeros_like(targets)) for name in EXPERTS], 1)
+    parts = (experts, fitting.trees_out_of_fold, combination)
+    baseline, extras = describe_experts(*(torch.from_numpy(part) for part in parts))
     scale = extras.std(0, correction=0)
     scale = torch.where(scale > 1e-9, scale, 1.0)
     return FittedExperts(
@@ -143,9 +142,8 @@ class _Fitting:
             self._fit_process()
         first = {name: self._tree_fold(name, self.folds[0]) for name in self.options.trees}
         errors = {name: self._error(_expert_of(name, trees)) for name, trees in first.items()}
-        errors |= {
-            name: self._error(values[self.folds[0][1]]) for name, values in self.out_of_fold.items()
-        }  # the process
+        if self.process is not None:
+            errors["process"] = self._error(self.out_of_fold["process"][self.folds[0][1]])
         start = self.folds[:1] if self.options.screening else self.folds
         networks = self._train_networks(start) if self.options.network_epochs else None
         if networks is not None:

@@ -91,7 +91,7 @@ def _nodes(tree: DecisionTreeRegressor, scale: float, shift: float) -> tuple[NDA
 
 @dataclass(frozen=True)
 class ForestOptions:
-    """Extremely randomised trees, with leaves of one row: their predictions are draws from the neighbourhood of a row."""
+    """Extremely randomised trees with leaves of one row: each predicts a target from the neighbourhood of a row."""
 
     num_trees: int = 100
 
