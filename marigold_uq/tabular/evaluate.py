@@ -79,6 +79,7 @@ class EvaluateTabular:
 def run_evaluation(options: EvaluateTabular, invocation: Invocation) -> int:
     """The command of `eval/eval_tabular.py`."""
     settings = {"ensemble_size": options.ensemble_size, "seed": options.seed}
+    model: str | dict[str, Any]
     if options.run is not None and options.data is not None and options.uci is None:
         splits = evaluate_run(options.run, options.data, **settings)
         title = f"{options.run} on {options.data.path}"

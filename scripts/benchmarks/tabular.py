@@ -23,6 +23,7 @@ import torch
 
 from marigold_uq.commands.runner import Invocation, run_command
 from marigold_uq.files import atomic_path
+from marigold_uq.models.mlp import StackedMLP
 from marigold_uq.pipelines.tabular import TabularRegressionPipeline
 from marigold_uq.tabular import DiffusionRegressor
 from marigold_uq.tabular.recipe import Recipe, paper_recipe
@@ -85,26 +86,26 @@ def recipe_of(dataset: UCIDataset, options: TabularBenchmark) -> Recipe:
     return replace(paper_recipe(len(dataset.indices[0][0]), dataset.name), noise_family=options.family)
 
 
-def build_trainers(dataset: UCIDataset, recipe: Recipe, together: bool) -> list[StackedTrainer]:
-    """Trainers of the denoisers of all splits around a baseline of 0: one for all models, or one each."""
+def build_denoisers(dataset: UCIDataset, recipe: Recipe, together: bool) -> list[tuple[StackedMLP, StackedTrainer]]:
+    """Denoisers of all splits around a baseline of 0, with their trainers: one for all models, or one each."""
     models = StackedTask(dataset, recipe).models()
     groups = [models] if together else [[model] for model in models]
     endless, scheduler = replace(recipe, max_epochs=NO_END), recipe.scheduler()
     zeros = [[torch.zeros_like(model.targets) for model in group] for group in groups]
-    return [build_denoiser(g, z, endless, scheduler)[1] for g, z in zip(groups, zeros, strict=True)]
+    return [build_denoiser(g, z, endless, scheduler) for g, z in zip(groups, zeros, strict=True)]
 
 
 def benchmark_training(dataset: UCIDataset, options: TabularBenchmark) -> dict[str, Any]:
     """The same number of steps of every split: all at once, and split by split."""
     recipe = recipe_of(dataset, options)
-    (together,), alone = build_trainers(dataset, recipe, True), build_trainers(dataset, recipe, False)
+    ((_, together),), alone = build_denoisers(dataset, recipe, True), build_denoisers(dataset, recipe, False)
 
     def train_stack() -> None:
         for _ in range(options.steps):
             together.step()
 
     def train_each() -> None:
-        for trainer in alone:
+        for _, trainer in alone:
             for _ in range(options.steps):
                 trainer.step()
 
@@ -122,8 +123,8 @@ def benchmark_training(dataset: UCIDataset, options: TabularBenchmark) -> dict[s
 def benchmark_sampling(dataset: UCIDataset, options: TabularBenchmark) -> dict[str, Any]:
     """Draws for one test set with an untrained network of the paper's size: weights do not change the time."""
     recipe = recipe_of(dataset, options)
-    (trainer,) = build_trainers(dataset, recipe, True)
-    pipeline = TabularRegressionPipeline(trainer.model, recipe.scheduler()).select(0)
+    ((network, _),) = build_denoisers(dataset, recipe, True)
+    pipeline = TabularRegressionPipeline(network, recipe.scheduler()).select(0)
     pipeline.set_progress_bar_config(disable=True)
     rows, size = dataset.split(0).test_features, options.ensemble_size
     at_once = timed(lambda: pipeline(rows, size), options.repeats)

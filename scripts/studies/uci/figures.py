@@ -160,7 +160,7 @@ def score_both(model: DiffusionRegressor, split: UCISplit) -> dict[str, dict[str
 
 def draw_intervals(model: DiffusionRegressor, split: UCISplit, name: str) -> Figure:
     """Test rows of one split."""
-    interval, mean = model.predict_interval(split.test_features), model.predict(split.test_features)
+    interval, mean = model.predict_interval(split.test_features), model.sample(split.test_features).mean(0)
     text, unit = f"{name}: rows that the model has never seen", TARGETS.get(name, "target")
     return interval_figure(split.test_targets, mean, interval, title=text, unit=unit)
 
