@@ -45,7 +45,7 @@ def score_rows(
         `interval_width_95` and `interval_score_own_95` with an interval; the curves `reliability` at
         `RELIABILITY_LEVELS` and `pit`, counts in `PIT_BINS` bins.
     """
-    draws, truth = torch.from_numpy(np.ascontiguousarray(samples)), torch.from_numpy(np.ascontiguousarray(targets))
+    draws, truth = torch.from_numpy(np.array(samples)), torch.from_numpy(np.array(targets))
     scores: SplitScores = {
         "num_rows": len(truth),
         "rmse": math.sqrt(squared_error(draws, truth).mean()),
@@ -71,7 +71,7 @@ def _score_interval(interval: Array, targets: Array) -> SplitScores:
     if interval.shape != (len(targets), 2):
         raise ValueError(f"expected intervals ({len(targets)}, 2), lower and upper end per row; got {interval.shape}")
     lower, upper = interval.T
-    low, high, truth = (torch.from_numpy(np.ascontiguousarray(values)) for values in (lower, upper, targets))
+    low, high, truth = (torch.from_numpy(np.array(values)) for values in (lower, upper, targets))
     score = interval_score(low, high, truth, 0.95)
     return {
         "interval_coverage_95": float(((lower <= targets) & (targets <= upper)).mean()),
