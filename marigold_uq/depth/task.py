@@ -19,7 +19,7 @@ from marigold_uq.scores import SCORES
 from marigold_uq.training.law_scores import LawScores, residual_rows
 from marigold_uq.training.noise import training_noise, training_timesteps
 from marigold_uq.training.order import Ordered
-from marigold_uq.training.task import Stateful
+from marigold_uq.training.task import Stateful, TrainingTask
 
 Validation = Callable[[MarigoldUQDepthPipeline, int, Path], dict[str, float]]
 Batch = list[tuple[list[int], dict[str, Any]]]
@@ -58,8 +58,8 @@ class ObjectiveConfig:
             raise ValueError(f"noise_strength is at least 0; got {self.noise_strength}")
 
 
-class DepthTask:
-    """A `TrainingTask`: the U-Net of a depth pipeline on image and depth pairs."""
+class DepthTask(TrainingTask):
+    """The U-Net of a depth pipeline on image and depth pairs."""
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ from marigold_uq.field.splits import FieldSplit, open_split, target_hours
 from marigold_uq.files import atomic_path, make_folder
 from marigold_uq.metrics import expected_coverage
 from marigold_uq.pipelines.field import FieldForecastPipeline
-from marigold_uq.training.run_folder import versions
+from marigold_uq.results import versions
 
 METRICS_FILE, REPORT_FILE = "metrics.json", "report.md"
 SHOWN = ("rmse", "crps", "energy_score", "gaussian_nll", "coverage", "conformal_coverage", "spread_skill_ratio")

@@ -28,7 +28,7 @@ from marigold_uq.tabular.scores import (
     summarize_splits,
 )
 from marigold_uq.tabular.uci import UCIDataset
-from marigold_uq.training.run_folder import versions
+from marigold_uq.results import versions
 
 METRICS_FILE = "metrics.json"
 SHOWN = (

@@ -14,7 +14,7 @@ from marigold_uq.tabular.data import LoadedTable, TableSource, read_table
 from marigold_uq.tabular.recipe import TrainingOptions
 from marigold_uq.tabular.regressor import DiffusionRegressor
 from marigold_uq.tabular.scores import timed
-from marigold_uq.training.run_folder import versions
+from marigold_uq.results import versions
 
 FORMAT = "marigold_uq tabular run 2"
 

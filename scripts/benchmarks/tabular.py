@@ -25,13 +25,13 @@ from marigold_uq.commands.runner import Invocation, run_command
 from marigold_uq.files import atomic_path
 from marigold_uq.models.mlp import StackedMLP
 from marigold_uq.pipelines.tabular import TabularRegressionPipeline
+from marigold_uq.results import versions
 from marigold_uq.tabular import DiffusionRegressor
 from marigold_uq.tabular.recipe import Recipe, paper_recipe
 from marigold_uq.tabular.scores import Factory, score_all_splits, summarize_splits
 from marigold_uq.tabular.stack import build_denoiser
 from marigold_uq.tabular.trainer import StackedTrainer
 from marigold_uq.tabular.uci import UCIDataset
-from marigold_uq.training.run_folder import versions
 from scripts.studies.uci.peers import PEERS, is_installed
 from scripts.studies.uci.stacked import NO_END, StackedTask
 

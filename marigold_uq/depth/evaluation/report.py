@@ -21,7 +21,7 @@ from marigold_uq.depth.evaluation.records import METRICS_FILE, TABLE_FILE, Failu
 from marigold_uq.depth.evaluation.summary import Summary, as_json
 from marigold_uq.depth.metrics import FRACTIONS
 from marigold_uq.metrics import Estimate
-from marigold_uq.training.run_folder import versions
+from marigold_uq.results import versions
 
 FORMAT = "marigold_uq evaluation 1"
 FIGURE_METRICS = ("abs_relative_difference", "delta1", "coverage", "ause_abs_rel", "spread_skill_ratio")

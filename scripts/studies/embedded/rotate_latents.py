@@ -29,8 +29,8 @@ from tqdm.auto import tqdm
 
 from marigold_uq.denoising import predict_noise
 from marigold_uq.depth.data.shards import LatentShards, write_shard
+from marigold_uq.files import atomic_folder
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
-from marigold_uq.training.run_folder import replacing_folder
 
 SHRINK = 4.0
 """The autoencoder's own latents become so many times smaller, and its scaling factor larger."""
@@ -136,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if args.what == "basis":
         covariance = error_covariance(pipeline, latents, args.samples)
         basis = principal_axes(covariance)
-        with replacing_folder(args.output) as temporary:
+        with atomic_folder(args.output, overwrite=True) as temporary:
             turned_autoencoder(pipeline.vae, basis).save_pretrained(temporary)
             np.save(temporary / "basis.npy", basis.numpy())
         print("variances:", " ".join(f"{value:.3g}" for value in torch.linalg.eigvalsh(covariance).flip(0)))
@@ -147,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args.latents_output.mkdir(parents=True, exist_ok=True)
     check_autoencoder(args.latents_output / "autoencoder.json", args.vae)
     turn_latents(latents, basis, args.latents_output)
-    with replacing_folder(args.output) as temporary:
+    with atomic_folder(args.output, overwrite=True) as temporary:
         turned_pipeline(pipeline, basis, AutoencoderTiny.from_pretrained(args.vae)).save_pretrained(temporary)
 
 

@@ -20,8 +20,7 @@ from marigold_uq.field.forecasters import PipelineForecaster, load_quietly
 from marigold_uq.field.run import train_field
 from marigold_uq.field.scores import score_forecasts, spread_windows
 from marigold_uq.field.splits import open_split, target_hours
-from marigold_uq.files import atomic_path
-from marigold_uq.training.run_folder import replacing_folder
+from marigold_uq.files import atomic_folder, atomic_path
 
 FAMILY = "--model.noise_family"
 UNIFORM = ["--objective.uniform_timesteps", "true", "--model.default_num_inference_steps", "10"]
@@ -218,7 +217,7 @@ def calibrate_run(
     pipeline, found = calibrate_model(run / "model", config.data, options, device=device, verbose=verbose)
     found |= {"seed": config.training.seed, "settings": settings_of(run, asdict(options))}
     write_json(run / "calibration.json", found)
-    with replacing_folder(run / "calibrated") as temporary:
+    with atomic_folder(run / "calibrated", overwrite=True) as temporary:
         pipeline.save_pretrained(temporary)
     return found
 

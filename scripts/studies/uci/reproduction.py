@@ -13,7 +13,7 @@ from marigold_uq.tabular.recipe import PAPER_SETTINGS, PRESETS, TABLE_FAMILIES, 
 from marigold_uq.tabular.run import ModelOptions
 from marigold_uq.tabular.scores import SplitScores, score_all_splits
 from marigold_uq.tabular.uci import UCIDataset
-from marigold_uq.training.run_folder import versions
+from marigold_uq.results import versions
 from scripts.studies.uci.cells import Cell, CellKey, CellStore, dataset_digest
 from scripts.studies.uci.stacked import StackedRun, StackedTask, score_splits
 
