@@ -2,14 +2,14 @@
 
     python scripts/prepare_uci.py                                        # layout, sizes and sources
     python scripts/prepare_uci.py --root data/uci                        # check all eight sets
-    python scripts/prepare_uci.py --root data/uci --sets '[yacht]'
+    python scripts/prepare_uci.py --root data/uci --sets yacht
 
 The exit code is 0 if everything needed is there, 1 otherwise. Nothing is written.
 """
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from marigold_uq.commands.runner import Invocation, run_command
@@ -26,7 +26,7 @@ class PrepareUCI:
     """
 
     root: Path | None = None
-    sets: tuple[str, ...] = tuple(uci.UCI_SETS)
+    sets: list[str] = field(default_factory=lambda: list(uci.UCI_SETS))
 
     def __post_init__(self) -> None:
         unknown = set(self.sets) - set(uci.UCI_SETS)

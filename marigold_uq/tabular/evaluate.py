@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ from tqdm.auto import tqdm
 
 from marigold_uq.calibration import interval_grid_rows
 from marigold_uq.commands.runner import Invocation
-from marigold_uq.files import atomic_path, make_folder
 from marigold_uq.pipelines.tabular import TabularRegressionPipeline
 from marigold_uq.plotting import save_figure
+from marigold_uq.results import markdown_table, write_results
 from marigold_uq.tabular.data import LoadedTable, TableError, TableSource, read_table
 from marigold_uq.tabular.figures import calibration_figure
 from marigold_uq.tabular.run import ModelOptions
@@ -28,9 +27,7 @@ from marigold_uq.tabular.scores import (
     summarize_splits,
 )
 from marigold_uq.tabular.uci import UCIDataset
-from marigold_uq.results import versions
 
-METRICS_FILE = "metrics.json"
 SHOWN = (
     "rmse", "crps", "nll", "coverage_50", "coverage_80", "coverage_90", "coverage_95", "width_95",
     "interval_coverage_95", "interval_width_95", "fit_seconds", "fit_cpu_seconds",
@@ -90,8 +87,16 @@ def run_evaluation(options: EvaluateTabular, invocation: Invocation) -> int:
         model, data = options.model.changes(), options.uci.name
     else:
         raise ValueError("give --run and --data.path to score a trained model, or --uci.root and --uci.name to fit one")
-    described = {"predictor": {"model": model}, "data": {"name": data, "title": data}}
-    text = write_evaluation(options.output, title, splits, {**described, "command": invocation.command, **settings})
+    text = write_evaluation(
+        options.output,
+        title,
+        splits,
+        command=invocation.command,
+        config=invocation.config,
+        predictor={"model": model},
+        data={"name": data, "title": data},
+        **settings,
+    )
     print(f"{text}written to {options.output}")
     return 0
 
@@ -169,48 +174,37 @@ def _check_targets(folder: Path, run: Mapping[str, Any], source: TableSource, ta
         raise TableError(f"{folder} predicts {', '.join(expected)}; the target of {source.path} is {', '.join(found)}")
 
 
-def write_evaluation(output: Path, title: str, splits: Sequence[SplitScores], facts: Mapping[str, Any]) -> str:
+def write_evaluation(
+    output: Path, title: str, splits: Sequence[SplitScores], *, ensemble_size: int, **facts: Any
+) -> str:
     """metrics.json, metrics.md and calibration.png in a folder that holds no evaluation yet; the table as text.
 
     Targets have units of their own and are no splits: each gets its own table, and metrics called TARGET/METRIC.
+    `facts` are those of `write_results`.
     """
-    if (Path(output) / METRICS_FILE).exists():
-        raise FileExistsError(f"{output} holds an evaluation; choose another output")
-    make_folder(output)
     groups: dict[str, list[SplitScores]] = {}
     for one in splits:
         groups.setdefault(one.get("target", ""), []).append(one)
     summaries = {target: summarize_splits(group) for target, group in groups.items()}
-    text = "\n".join([f"# {title}", *(line for block in summaries.items() for line in _block(*block))]) + "\n"
+    text = "\n\n".join([f"# {title}", *(part for block in summaries.items() for part in _block(*block))]) + "\n"
     metrics = {
         f"{target}/{name}" if target else name: {"value": spread.mean, **asdict(spread)}
         for target, summary in summaries.items()
         for name, spread in summary.items()
     }
-    content = {
-        "task": "tabular",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        **facts,
-        "average": "mean over splits",
-        "num_splits": len(splits) // len(groups),
-        "metrics": metrics,
-        "splits": list(splits),
-        "versions": versions(),
-    }
+    described = {"average": "mean over splits", "num_splits": len(splits) // len(groups), "splits": list(splits)}
+    reports = {"metrics.md": text}
+    write_results(output, "tabular", metrics, reports=reports, ensemble_size=ensemble_size, **described, **facts)
     curves = {target: pooled_curves(group) for target, group in groups.items()}
-    figure = calibration_figure(curves, title=title, ensemble_size=facts["ensemble_size"])
+    figure = calibration_figure(curves, title=title, ensemble_size=ensemble_size)
     save_figure(figure, Path(output) / "calibration.png", overwrite=True)
-    for name, written in (("metrics.md", text), (METRICS_FILE, json.dumps(content, indent=1, allow_nan=False) + "\n")):
-        with atomic_path(Path(output) / name, overwrite=True) as temporary:
-            temporary.write_text(written, encoding="utf-8")
     return text
 
 
 def _block(target: str, summary: Mapping[str, Spread]) -> Iterator[str]:
     """The table of one target, below its name if it has one."""
-    yield from ["", f"## {target}", ""] if target else [""]
-    yield from ["| metric | mean | std over splits | standard error |", "| --- | --- | --- | --- |"]
-    for name in (name for name in SHOWN if name in summary):
-        spread = summary[name]
-        rest = ["" if value is None else f"{value:.3g}" for value in (spread.std, spread.standard_error)]
-        yield f"| {name} | {spread.mean:.5g} | {rest[0]} | {rest[1]} |"
+    if target:
+        yield f"## {target}"
+    shown = {name: summary[name] for name in SHOWN if name in summary}
+    rows = [[name, spread.mean, spread.std, spread.standard_error] for name, spread in shown.items()]
+    yield markdown_table(["metric", "mean", "std over splits", "standard error"], rows)

@@ -1,6 +1,5 @@
 """Fit a model to a table: from a config to a folder with a trained `TabularRegressionPipeline`."""
 
-import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,11 @@ import numpy as np
 
 from marigold_uq.commands.runner import Invocation
 from marigold_uq.files import atomic_folder, make_folder
+from marigold_uq.results import versions, write_json
 from marigold_uq.tabular.data import LoadedTable, TableSource, read_table
 from marigold_uq.tabular.recipe import TrainingOptions
 from marigold_uq.tabular.regressor import DiffusionRegressor
 from marigold_uq.tabular.scores import timed
-from marigold_uq.results import versions
 
 FORMAT = "marigold_uq tabular run 2"
 
@@ -100,8 +99,7 @@ def train_tabular(source: TableSource, model: DiffusionRegressor, output: Path, 
     with atomic_folder(final) as temporary:
         model.pipeline_.save_pretrained(temporary / "model")
         (temporary / "config.yaml").write_text(config_text, encoding="utf-8")
-        content = json.dumps({**describe_run(source, table, model), **seconds}, indent=1)
-        (temporary / "run.json").write_text(content + "\n", encoding="utf-8")
+        write_json(temporary / "run.json", {**describe_run(source, table, model), **seconds})
     if final != output:
         raise FileExistsError(f"{output} was made by another process meanwhile; this result is kept in {final}")
     return output

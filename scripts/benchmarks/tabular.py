@@ -10,7 +10,6 @@
 Times are processor seconds (all threads) and wall seconds.
 """
 
-import json
 import statistics
 import sys
 import time
@@ -22,10 +21,9 @@ from typing import Any
 import torch
 
 from marigold_uq.commands.runner import Invocation, run_command
-from marigold_uq.files import atomic_path
 from marigold_uq.models.mlp import StackedMLP
 from marigold_uq.pipelines.tabular import TabularRegressionPipeline
-from marigold_uq.results import versions
+from marigold_uq.results import versions, write_json
 from marigold_uq.tabular import DiffusionRegressor
 from marigold_uq.tabular.recipe import Recipe, paper_recipe
 from marigold_uq.tabular.scores import Factory, score_all_splits, summarize_splits
@@ -176,8 +174,7 @@ def run(options: TabularBenchmark, invocation: Invocation) -> int:
     if options.splits:
         results["fits"] = benchmark_fits(dataset, options)
     print(report(results))
-    with atomic_path(options.output) as temporary:
-        temporary.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    write_json(options.output, results)
     return 0
 
 

@@ -91,7 +91,7 @@ def test_a_trained_table_is_saved_scored_and_never_overwritten(
     assert (tmp_path / "scores" / "calibration.png").stat().st_size > 0
     assert "| crps |" in (tmp_path / "scores" / "metrics.md").read_text()
     assert evaluate.main(scores) == 2
-    assert "holds an evaluation" in capsys.readouterr().err
+    assert "already holds an evaluation" in capsys.readouterr().err
 
 
 def test_several_targets_are_scored_one_by_one_and_must_be_those_of_the_training(

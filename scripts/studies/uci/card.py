@@ -14,11 +14,10 @@ samples the same trained models both ways. `--states` is OUTPUT/states/paper of 
 With `--epochs N` models with fewer epochs are trained on to N, and saved there; the folder must exist.
 """
 
-import json
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +28,9 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from marigold_uq.commands.runner import Invocation, run_command
-from marigold_uq.files import atomic_path
 from marigold_uq.pipelines.tabular.pipeline import TabularRegressionPipeline, row_generators
 from marigold_uq.randomness import base_seed
+from marigold_uq.results import write_json
 from marigold_uq.sampling import initial_noise, reverse_diffusion
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
 from marigold_uq.tabular.recipe import paper_recipe
@@ -62,8 +61,8 @@ class CardStudy:
     data: Path
     states: Path
     output: Path
-    sets: tuple[str, ...] = ("concrete", "energy")
-    families: tuple[str, ...] = ("gaussian",)
+    sets: list[str] = field(default_factory=lambda: ["concrete", "energy"])
+    families: list[str] = field(default_factory=lambda: ["gaussian"])
     epochs: int | None = None
     ensemble_size: int = 100
     seed: int = 0
@@ -192,8 +191,7 @@ def run(study: CardStudy, invocation: Invocation) -> int:
     torch.set_num_threads(study.threads)
     results = [compare(study, name, family) for name in study.sets for family in study.families]
     print(table(results))
-    with atomic_path(study.output) as temporary:
-        temporary.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    write_json(study.output, results)
     return 0
 
 

@@ -77,7 +77,7 @@ class CellStore:
             return None
         cell = _read_cell(path)
         if identity is not None:
-            require_same(path, cell.facts["identity"], _as_json(identity))
+            require_same(path, cell.facts["identity"], identity)
         return cell
 
     def save(self, cell: Cell) -> Path:
@@ -96,7 +96,7 @@ class CellStore:
         if not path.exists():
             return []
         content = json.loads(path.read_text(encoding="utf-8"))
-        require_same(path, content["identity"], _as_json(identity))
+        require_same(path, content["identity"], identity)
         return content["splits"]
 
     def save_splits(self, key: CellKey, identity: Mapping[str, Any], splits: list[SplitScores]) -> None:
@@ -124,11 +124,6 @@ def dataset_digest(dataset: UCIDataset) -> str:
     for array in (dataset.features, dataset.targets, *(index for pair in dataset.indices for index in pair)):
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
-
-
-def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same after a round trip through a file."""
-    return dict(json.loads(json.dumps(values)))
 
 
 def _renamed(facts: Any) -> Any:

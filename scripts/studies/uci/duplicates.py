@@ -8,7 +8,7 @@ A model that remembers training rows predicts such a test row as well as its tar
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,7 @@ class DuplicateStudy:
     """
 
     data: Path
-    sets: tuple[str, ...] = tuple(UCI_SETS)
+    sets: list[str] = field(default_factory=lambda: list(UCI_SETS))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Judge the default recipe without a split's test rows: fit on 90 % of its training rows, score the other 10 %.
 
-    python -m scripts.studies.uci.inner --data data/uci --set concrete --splits '[0,1]' --model.max_epochs 100
+    python -m scripts.studies.uci.inner --data data/uci --set concrete --splits 0 1 --model.max_epochs 100
 
 This is how the rule of the default preset was chosen, one for all sets; `scripts.studies.uci.reproduce` measures it on
 the test rows. The splits overlap: on concrete, 91 % of the test rows of splits 1 to 19 are training rows of split 0. So
@@ -41,7 +41,7 @@ class InnerStudy:
 
     data: Path
     set: str
-    splits: tuple[int, ...] = (0,)
+    splits: list[int] = field(default_factory=lambda: [0])
     model: ModelOptions = field(default_factory=ModelOptions)
 
 

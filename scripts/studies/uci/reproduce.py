@@ -1,17 +1,16 @@
 """Make the table of the UCI regression sets: presets and families x sets x metrics, over all splits; resumable.
 
     python -m scripts.studies.uci.reproduce --data data/uci --output runs/uci
-    python -m scripts.studies.uci.reproduce --data data/uci --output runs/uci --sets '[wine]' --columns '[default]'
-    python -m scripts.studies.uci.reproduce --data data/uci --output runs/uci --epochs_scale '[0.1,1]'
+    python -m scripts.studies.uci.reproduce --data data/uci --output runs/uci --sets wine --columns default
+    python -m scripts.studies.uci.reproduce --data data/uci --output runs/uci --epochs_scale 0.1 1
     python -m scripts.studies.uci.reproduce --data data/uci --output runs/uci --max_epochs.naval 500
 
 Run the same command again to resume: finished cells are kept, training continues from its last saved state (also after
 `kill -9`), and a larger share of the epochs continues the smaller one. Several processes may fill one folder if they
 have different sets or columns. Each finished cell renews results.json, table.md and figure.png; every cell says how
-many of the published epochs it had. `--columns '[]'` only renews those files.
+many of the published epochs it had. `--render_only` only renews those files.
 """
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ import torch
 from marigold_uq.commands.runner import Invocation, run_command
 from marigold_uq.files import atomic_path, make_folder
 from marigold_uq.plotting import save_figure
+from marigold_uq.results import write_json
 from scripts.studies.uci import tables
 from scripts.studies.uci.cells import CellStore
 from scripts.studies.uci.figures import scores_figure
@@ -64,10 +64,11 @@ def write_results(output: Path, command: str) -> None:
     """results.json, table.md and figure.png of all finished cells of a folder."""
     store = CellStore(output)
     cells = store.furthest()
-    results = {"command": command, "cells": tables.results_json(store)}
-    _write(output / "results.json", json.dumps(results, indent=1, allow_nan=False) + "\n")
+    content = {"command": command, "cells": tables.results_json(store)}
+    write_json(output / "results.json", content, overwrite=True)
     if cells:
-        _write(output / "table.md", markdown(cells, command))
+        with atomic_path(output / "table.md", overwrite=True) as temporary:
+            temporary.write_text(markdown(cells, command), encoding="utf-8")
         save_figure(scores_figure(cells, _sets_of(cells), REFERENCES), output / "figure.png", overwrite=True)
 
 
@@ -98,16 +99,11 @@ def _sets_of(cells: dict[tables.Place, tables.Cell]) -> list[str]:
     return [name for name in SETS if any(dataset == name for _, _, dataset in cells)]
 
 
-def _write(path: Path, text: str) -> None:
-    with atomic_path(path, overwrite=True) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-
-
 def run(plan: Reproduction, invocation: Invocation) -> int:
     """Make what is missing and write the results."""
     torch.set_num_threads(plan.threads)
     make_folder(plan.output)
-    for key, cell in reproduce(plan):
+    for key, cell in [] if plan.render_only else reproduce(plan):
         score, error = cell.summary["crps"], cell.summary["rmse"]
         epochs = tables.epochs_text(cell)
         print(f"{key.name}: CRPS {score.mean:.4g}, RMSE {error.mean:.4g}, {epochs} epochs", flush=True)

@@ -9,11 +9,11 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from marigold_uq.results import versions
 from marigold_uq.tabular.recipe import PAPER_SETTINGS, PRESETS, TABLE_FAMILIES, TrainingOptions, paper_recipe
 from marigold_uq.tabular.run import ModelOptions
 from marigold_uq.tabular.scores import SplitScores, score_all_splits
 from marigold_uq.tabular.uci import UCIDataset
-from marigold_uq.results import versions
 from scripts.studies.uci.cells import Cell, CellKey, CellStore, dataset_digest
 from scripts.studies.uci.stacked import StackedRun, StackedTask, score_splits
 
@@ -37,19 +37,21 @@ class Reproduction:
         seed: Of everything.
         checkpoint_seconds: Time between saved states.
         threads: Of torch; small products gain little from more.
+        render_only: Only renew the files of finished cells.
     """
 
     data: Path
     output: Path
-    sets: tuple[str, ...] = tuple(PAPER_SETTINGS)
-    columns: tuple[str, ...] = tuple(f"paper/{family}" for family in TABLE_FAMILIES)
-    epochs_scale: tuple[float, ...] = (1.0,)
+    sets: list[str] = field(default_factory=lambda: list(PAPER_SETTINGS))
+    columns: list[str] = field(default_factory=lambda: [f"paper/{family}" for family in TABLE_FAMILIES])
+    epochs_scale: list[float] = field(default_factory=lambda: [1.0])
     max_epochs: dict[str, int] = field(default_factory=dict)
     ensemble_size: int = 100
     num_draws: int = 4
     seed: int = 0
     checkpoint_seconds: float = 120.0
     threads: int = 1
+    render_only: bool = False
 
     def __post_init__(self) -> None:
         for name in self.columns:
@@ -59,7 +61,7 @@ class Reproduction:
         unknown = {*self.sets, *self.max_epochs} - set(PAPER_SETTINGS)
         if unknown:
             raise ValueError(f"unknown data set {', '.join(sorted(unknown))}; expected {', '.join(PAPER_SETTINGS)}")
-        if self.max_epochs and self.columns and not any(name.startswith("paper/") for name in self.columns):
+        if self.max_epochs and not any(name.startswith("paper/") for name in self.columns):
             raise ValueError(f"max_epochs limits paper/FAMILY, which {', '.join(self.columns)} does not have")
         if any(epochs < 1 for epochs in self.max_epochs.values()):
             raise ValueError(f"max_epochs must be at least 1; got {dict(self.max_epochs)}")

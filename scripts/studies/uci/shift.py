@@ -1,6 +1,6 @@
 """Does uncertainty recognise rows that are unlike the training rows?
 
-    python -m scripts.studies.uci.shift --data data/uci --output runs/shift --sets '[concrete,energy,yacht]'
+    python -m scripts.studies.uci.shift --data data/uci --output runs/shift --sets concrete energy yacht
 
 A part of feature space is held out: no row of it is trained on. Its rows are the shifted ones, test rows outside it
 are those in distribution. The AUROC says how often a shifted row is given more uncertainty than one in distribution
@@ -9,7 +9,6 @@ are those in distribution. The AUROC says how often a shifted row is given more 
 Finished splits are kept: run the same command again to resume. The table has mean ± standard error over splits.
 """
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -26,6 +25,7 @@ from tqdm.auto import tqdm
 
 from marigold_uq.commands.runner import Invocation, run_command
 from marigold_uq.files import atomic_path
+from marigold_uq.results import write_json
 from marigold_uq.tabular import DiffusionRegressor
 from marigold_uq.tabular.run import ModelOptions
 from marigold_uq.tabular.scores import Spread, summarize_splits
@@ -59,8 +59,8 @@ class ShiftStudy:
 
     data: Path
     output: Path
-    sets: tuple[str, ...] = ("concrete", "energy", "yacht", "wine")
-    kinds: tuple[ShiftKind, ...] = ("cluster", "range")
+    sets: list[str] = field(default_factory=lambda: ["concrete", "energy", "yacht", "wine"])
+    kinds: list[ShiftKind] = field(default_factory=lambda: list(get_args(ShiftKind)))
     splits: int = 5
     model: ModelOptions = field(default_factory=ModelOptions)
     seed: int = 0
@@ -178,9 +178,9 @@ def run(study: ShiftStudy, invocation: Invocation) -> int:
     results = [run_set(study, name, kind) for name in study.sets for kind in study.kinds]
     text = "\n".join(table(results))
     print(text)
-    for name, content in (("results.json", json.dumps(results, indent=1)), ("table.md", text)):
-        with atomic_path(study.output / name, overwrite=True) as temporary:
-            temporary.write_text(content + "\n", encoding="utf-8")
+    write_json(study.output / "results.json", results, overwrite=True)
+    with atomic_path(study.output / "table.md", overwrite=True) as temporary:
+        temporary.write_text(text + "\n", encoding="utf-8")
     return 0
 
 

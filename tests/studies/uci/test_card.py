@@ -73,7 +73,7 @@ def test_the_command_compares_both_and_needs_trained_models(
 ) -> None:
     monkeypatch.setattr(card, "paper_recipe", lambda rows, name: RECIPE)
     root = run.folder.parent
-    arguments = ["--data", str(root / "uci"), "--sets", "[yacht]", "--ensemble_size", "5", "--output"]
+    arguments = ["--data", str(root / "uci"), "--sets", "yacht", "--ensemble_size", "5", "--output"]
     assert card.main([*arguments, str(tmp_path / "out.json"), "--states", str(run.folder)]) == 0
     printed = capsys.readouterr().out
     assert "| yacht | gaussian | 5 | published |" in printed

@@ -19,5 +19,5 @@ def test_rows_count_as_duplicates_if_all_features_agree() -> None:
 
 
 def test_the_command_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--data", str(write_set(tmp_path, "toy")), "--sets", "[toy]"]) == 0
+    assert main(["--data", str(write_set(tmp_path, "toy")), "--sets", "toy"]) == 0
     assert "| toy | 0.0% (0.0% to 0.0%) |  |" in capsys.readouterr().out

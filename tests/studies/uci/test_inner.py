@@ -10,7 +10,7 @@ from scripts.studies.uci.inner import main
 
 
 def test_each_split_gives_a_line_of_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--data", str(write_set(tmp_path, "toy")), "--set", "toy", "--splits", "[0,1]"]
+    arguments = ["--data", str(write_set(tmp_path, "toy")), "--set", "toy", "--splits", "0", "1"]
     assert main([*arguments, "--model.max_epochs", "2", "--model.training_options.baseline_epochs", "3"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["split"] for line in lines] == [0, 1]

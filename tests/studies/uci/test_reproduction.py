@@ -192,8 +192,8 @@ def test_presets_that_are_fitted_split_by_split_keep_finished_splits(
 def test_the_files_of_a_run_state_epochs_and_name_the_sources(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = ["--data", str(data), "--output", str(tmp_path / "run"), "--sets", "[yacht]", "--ensemble_size", "10"]
-    assert command.main([*arguments, "--columns", "[paper/point]", "--max_epochs.yacht", "2"]) == 0
+    arguments = ["--data", str(data), "--output", str(tmp_path / "run"), "--sets", "yacht", "--ensemble_size", "10"]
+    assert command.main([*arguments, "--columns", "paper/point", "--max_epochs.yacht", "2"]) == 0
     text = (tmp_path / "run" / "table.md").read_text()
     assert "Last command: `python -m scripts.studies.uci.reproduce --data" in text
     assert "[2/10, 2 splits]" in text

@@ -58,7 +58,7 @@ def test_the_command_writes_a_table_and_keeps_finished_splits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = str(write_set(tmp_path / "uci", "toy"))
-    arguments = ["--data", data, "--output", str(tmp_path / "out"), "--sets", "[toy]", "--kinds", "[range]"]
+    arguments = ["--data", data, "--output", str(tmp_path / "out"), "--sets", "toy", "--kinds", "range"]
     arguments += ["--model.max_epochs", "2", "--model.num_models", "2", "--model.baseline", "none", "--splits", "1"]
     assert main(arguments) == 0
     kept = (tmp_path / "out" / "unfinished" / "default-range-toy-0.json").read_text()
