@@ -3,23 +3,20 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from marigold_uq.models.mlp import StackedBaseline, StackedMLP
 from marigold_uq.randomness import member_seed
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
-from marigold_uq.tabular.checkpoint import Checkpoints, fingerprint_of
-from marigold_uq.tabular.expert_fitting import ExpertOptions, fit_experts, stack_experts
 from marigold_uq.tabular.experts import ExpertBaseline
+from marigold_uq.tabular.experts.fitting import ExpertOptions, fit_experts, stack_experts
 from marigold_uq.tabular.objectives import BaselineObjective, DenoisingObjective
 from marigold_uq.tabular.recipe import Recipe
-from marigold_uq.tabular.rows import StackedRows
-from marigold_uq.tabular.training import StackedTrainer, TrainingOptions
+from marigold_uq.tabular.trainer import OptimizerOptions, StackedRows, StackedTrainer
 
 BASELINE_PATIENCE = 50
 BASELINE_VALIDATION = 0.4
@@ -27,9 +24,12 @@ LEAST_ROWS_TO_SPLIT = 5
 MAX_REPEATS, VALIDATION_SCORES = 8, 4000
 """Each validation row is scored at up to 8 timesteps, as long as there are about 4000 scores in all."""
 
+TrainStage = Callable[[StackedTrainer, str], nn.Module]
+"""Trains a named stage to its end."""
+
 
 @dataclass(frozen=True)
-class Table:
+class TrainingRows:
     """Training rows of one model in original units."""
 
     features: NDArray[np.float64]  # (n, F)
@@ -39,7 +39,7 @@ class Table:
 
 @dataclass(frozen=True)
 class ValidationRows:
-    """What the baseline says, out-of-fold, about the rows on which each model stopped, in standardised units."""
+    """Out-of-fold predictions of the baseline for the rows on which each model stopped, in standardised units."""
 
     rows: list[Tensor]  # indices into the model's table, (m,) each
     predictions: list[Tensor]  # (m, C) each
@@ -52,7 +52,7 @@ class FittedStack:
 
     network: StackedMLP
     baseline: StackedBaseline | ExpertBaseline | None
-    """With experts one model per table, which its members share; else one per model of the network."""
+    """With experts one model per table, which its networks share; else one per model of the network."""
     scheduler: DistributionalDDIMScheduler
     epochs: list[int]
     validation: ValidationRows | None
@@ -92,7 +92,7 @@ class Standardised:
     seed: int
 
     @classmethod
-    def of(cls, table: Table, seed: int) -> "Standardised":
+    def of(cls, table: TrainingRows, seed: int) -> "Standardised":
         features, targets = Statistics.of(table.features, math.inf), Statistics.of(table.targets)
         tensors = (features.apply(table.features), targets.apply(table.targets), table.weights / table.weights.mean())
         x, y, w = (torch.from_numpy(np.asarray(values, dtype=np.float32)) for values in tensors)
@@ -104,74 +104,66 @@ class Standardised:
 
 
 def fit_stack(
-    tables: Sequence[Table],
+    tables: Sequence[TrainingRows],
     recipe: Recipe,
     seeds: Sequence[int],
     *,
     verbose: bool = False,
-    checkpoint_folder: str | Path | None = None,
-    checkpoint_seconds: float = 300.0,
 ) -> FittedStack:
-    """Train `recipe.num_members` models for each table, all at once, the members of a table side by side.
+    """Train `recipe.num_models` models for each table, all at once, the models of a table side by side.
 
     `seeds` names one seed per table. A model's result depends on its table and its seed alone.
-
-    With `checkpoint_folder` the state of training is saved there every `checkpoint_seconds`; the same call, after an
-    interruption, goes on from it to the same result. Delete the folder when the result is kept.
     """
     if not tables or len(tables) != len(seeds):
         raise ValueError(f"pass at least one table and one seed per table; got {len(tables)} and {len(seeds)}")
     models = [
-        Standardised.of(table, member_seed(seed, member))
+        Standardised.of(table, member_seed(seed, number))
         for table, seed in zip(tables, seeds, strict=True)
-        for member in range(recipe.num_members)
+        for number in range(recipe.num_models)
     ]
-    checkpoints = None
-    if checkpoint_folder is not None:
-        arrays = [array for table in tables for array in (table.features, table.targets, table.weights)]
-        checkpoints = Checkpoints(
-            Path(checkpoint_folder), fingerprint_of(arrays, recipe, list(seeds)), checkpoint_seconds
-        )
-    baseline, predictions, extras = _fit_baseline(models, recipe, verbose, checkpoints)
+    baseline, predictions, extras = _fit_baseline(models, recipe, verbose)
     scheduler = recipe.scheduler()
     network, trainer = build_denoiser(models, predictions, recipe, scheduler, extras)
-    trainer.train(verbose=verbose, description="denoiser", checkpoints=checkpoints)
+    trainer.train(verbose=verbose, description="denoiser")
     validation = _describe_validation_rows(models, recipe, predictions, extras)
     return FittedStack(network, baseline, scheduler, trainer.best_epochs, validation)
 
 
 def _fit_baseline(
-    models: Sequence[Standardised], recipe: Recipe, verbose: bool, checkpoints: Checkpoints | None = None
+    models: Sequence[Standardised], recipe: Recipe, verbose: bool
 ) -> tuple[StackedBaseline | ExpertBaseline | None, list[Tensor], list[Tensor] | None]:
-    """The baseline, what it says about each model's training rows, (n, C), and beyond, (n, E)."""
+    """The baseline, its predictions for each model's training rows, (n, C), and what it says beyond, (n, E)."""
     if recipe.baseline == "none":
         return None, [torch.zeros_like(model.targets) for model in models], None
     if recipe.baseline in ("trees", "experts"):
         return _fit_experts(models, recipe, verbose)
-    network = fit_mlp_baseline(models, recipe, verbose, checkpoints)
-    with torch.no_grad():
-        rows = StackedRows.stack([{"features": model.features} for model in models])
-        fitted = network(rows.columns["features"])
-    return network, [fitted[s, :count] for s, count in enumerate(rows.counts)], None
+    network = fit_mlp_baseline(models, recipe, lambda trainer, stage: trainer.train(verbose=verbose, description=stage))
+    return network, predict_rows(network, models), None
+
+
+@torch.no_grad()
+def predict_rows(network: StackedBaseline, models: Sequence[Standardised]) -> list[Tensor]:
+    """Predictions of a stack of baselines for the training rows of each model, (n, C) each."""
+    rows = StackedRows.stack([{"features": model.features} for model in models])
+    fitted = network(rows.columns["features"])
+    return [fitted[s, :count] for s, count in enumerate(rows.counts)]
 
 
 def _fit_experts(
     models: Sequence[Standardised], recipe: Recipe, verbose: bool
 ) -> tuple[ExpertBaseline, list[Tensor], list[Tensor]]:
-    """Members of one table share its experts: the spread between members is then that of the networks."""
+    """Models of one table share its experts: the spread between models is then that of the networks."""
     fitted = []
-    for first in models[:: recipe.num_members]:
+    for first in models[:: recipe.num_models]:
         options = ExpertOptions.for_rows(len(first.targets), recipe.baseline_epochs, recipe.baseline == "trees")
         features, targets, weights = (v.double().numpy() for v in (first.features, first.targets, first.weights))
         fitted.append(fit_experts(features, targets, weights, options, first.seed, verbose=verbose))
-    predictions = [one.predictions.float() for one in fitted for _ in range(recipe.num_members)]
-    extras = [one.extras.float() for one in fitted for _ in range(recipe.num_members)]
+    predictions = [one.predictions.float() for one in fitted for _ in range(recipe.num_models)]
+    extras = [one.extras.float() for one in fitted for _ in range(recipe.num_models)]
     return stack_experts(fitted), predictions, extras
 
 
-def fit_mlp_baseline(
-    models: Sequence[Standardised], recipe: Recipe, verbose: bool = False, checkpoints: Checkpoints | None = None
-) -> StackedBaseline:
+def fit_mlp_baseline(models: Sequence[Standardised], recipe: Recipe, train: TrainStage) -> StackedBaseline:
     """f as published: the number of epochs from early stopping on 60/40 of the rows, then a new start on all rows."""
     epochs = [recipe.baseline_epochs] * len(models)
     large = [s for s, model in enumerate(models) if len(model.targets) >= LEAST_ROWS_TO_SPLIT]
@@ -179,11 +171,11 @@ def fit_mlp_baseline(
         chosen = [models[s] for s in large]
         splits = [_split(model, BASELINE_VALIDATION, model.generator(0)) for model in chosen]
         trainer = _baseline_trainer(chosen, recipe, [epochs[s] for s in large], splits)
-        trainer.train(verbose=verbose, description="baseline_inner_split", checkpoints=checkpoints)
+        train(trainer, "baseline_inner_split")
         for s, epoch in zip(large, trainer.best_epochs, strict=True):
             epochs[s] = max(1, epoch)
     trainer = _baseline_trainer(models, recipe, epochs)
-    trainer.train(verbose=verbose, description="baseline", checkpoints=checkpoints)
+    train(trainer, "baseline")
     network: StackedBaseline = trainer.model  # type: ignore[assignment]
     return network
 
@@ -199,7 +191,7 @@ def _baseline_trainer(
     ).reset([model.generator(1) for model in models])
     tables = [{"features": model.features, "target": model.targets} for model in models]
     train, validation = _split_rows(tables, [model.weights for model in models], splits)
-    options = TrainingOptions(
+    options = OptimizerOptions(
         recipe.batch_size, recipe.learning_rate, amsgrad=True, patience=None if splits is None else BASELINE_PATIENCE
     )
     generators = [model.generator(2) for model in models]
@@ -238,7 +230,7 @@ def build_denoiser(
         splits = _validation_splits(models, recipe)
     draws = [_fixed_draws(objective, model.generator(6)) for model in models]
     train, validation = _split_rows(tables, [model.weights for model in models], splits, draws)
-    options = TrainingOptions(
+    options = OptimizerOptions(
         recipe.batch_size, recipe.learning_rate, ema_decay=recipe.ema_decay, patience=recipe.patience
     )
     generators = [model.generator(5) for model in models]
@@ -259,15 +251,15 @@ def store_statistics(network: StackedMLP, s: int, features: Statistics, targets:
 
 
 def _validation_splits(models: Sequence[Standardised], recipe: Recipe) -> list[tuple[Tensor, Tensor]]:
-    """For member m of M the m-th of M folds of its table; random shares of the rows if these are fewer than M."""
+    """For model m of M the m-th of M folds of its table; random shares of the rows if these are fewer than M."""
     splits = []
     for number, model in enumerate(models):
-        if not recipe.fold_members or not 1 < recipe.num_members <= len(model.targets):
+        if not recipe.validation_folds or not 1 < recipe.num_models <= len(model.targets):
             splits.append(_split(model, recipe.validation_fraction, model.generator(4)))
             continue
-        member = number % recipe.num_members
-        order = torch.randperm(len(model.targets), generator=models[number - member].generator(4))
-        held_out = torch.arange(len(order)) % recipe.num_members == member
+        place = number % recipe.num_models
+        order = torch.randperm(len(model.targets), generator=models[number - place].generator(4))
+        held_out = torch.arange(len(order)) % recipe.num_models == place
         splits.append((order[~held_out], order[held_out]))
     return splits
 

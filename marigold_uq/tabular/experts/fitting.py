@@ -1,4 +1,4 @@
-"""Fit the experts of one table out-of-fold: what they say about a training row, they say without having seen it."""
+"""Fit the experts of one table out-of-fold: no prediction for a training row comes from a model fitted on it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,19 +16,18 @@ from tqdm.auto import tqdm
 from marigold_uq.models.mlp import StackedBaseline, StackedLinear
 from marigold_uq.randomness import member_seed
 from marigold_uq.tabular.experts import EXPERTS, ExpertBaseline, describe_experts, scale_extras
-from marigold_uq.tabular.gaussian_process import FittedProcess, fit_process
+from marigold_uq.tabular.experts.gaussian_process import FittedProcess, fit_process
+from marigold_uq.tabular.experts.trees import BoostingOptions, ForestOptions, TreeNodes
 from marigold_uq.tabular.objectives import BaselineObjective
-from marigold_uq.tabular.rows import StackedRows
-from marigold_uq.tabular.training import StackedTrainer, TrainingOptions
-from marigold_uq.tabular.trees import BoostingOptions, ForestOptions, TreeTable
+from marigold_uq.tabular.trainer import OptimizerOptions, StackedRows, StackedTrainer
 
 Array = NDArray[np.float64]
 Fold = tuple[NDArray[np.int64], NDArray[np.int64]]
 TreeOptions = ForestOptions | BoostingOptions
 
 SMALL_TABLE, LARGE_TABLE = 2000, 20000
-HOPELESS = 2.0
-"""An expert whose squared error on the first fold is so many times the best one's is not asked on."""
+SCREENING_FACTOR = 2.0
+"""On large tables an expert is dropped if its squared error on the first fold exceeds the best one's by this factor."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class ExpertOptions:
 
     num_folds: int
     trees: Mapping[str, TreeOptions]
-    network: TrainingOptions
+    network: OptimizerOptions
     network_epochs: int
     process_steps: int
     """0 for no Gaussian process."""
@@ -46,7 +45,7 @@ class ExpertOptions:
 
     @classmethod
     def for_rows(cls, num_rows: int, effort: int, trees_only: bool = False) -> "ExpertOptions":
-        """Small tables get every expert and ten folds; from 2000 rows on hopeless ones are dropped after one fold.
+        """Small tables get every expert and ten folds; from 2000 rows on poor ones are dropped after one fold.
 
         `effort` bounds trees, epochs and steps of every expert.
         """
@@ -58,7 +57,7 @@ class ExpertOptions:
             trees["shallow_boosting"] = BoostingOptions(min(effort, 500), 4, 0.7, 0.7, 1)
         batch_size = int(np.clip(2 ** round(math.log2(max(1, num_rows) / 60)), 16, 512))
         epochs = int(np.clip((3000 if small else 8000) * batch_size / num_rows, 10, 200))
-        network = TrainingOptions(batch_size, 3e-3, weight_decay=0.1, cosine=True)
+        network = OptimizerOptions(batch_size, 3e-3, weight_decay=0.1, cosine=True)
         return cls(
             num_folds=10 if 200 <= num_rows < SMALL_TABLE else 5,
             trees=trees,
@@ -70,7 +69,7 @@ class ExpertOptions:
         )
 
     def num_trees(self, name: str) -> int:
-        """Trees of an expert per target; an expert that there is not has one, which says 0."""
+        """Trees of an expert per target; an expert that is not used has one, which predicts 0."""
         return self.trees[name].num_trees if name in self.trees else 1
 
 
@@ -80,7 +79,7 @@ class FittedExperts:
 
     options: ExpertOptions
     num_features: int
-    trees: Mapping[str, TreeTable]  # by expert, all targets in turn
+    trees: Mapping[str, TreeNodes]  # by expert, all targets in turn
     networks: StackedBaseline | None  # one model per fold
     process: FittedProcess | None
     weights: Array  # (L, C)
@@ -96,9 +95,10 @@ def fit_experts(
     fitting = _Fitting(features, targets, weights, options, seed)
     with tqdm(total=fitting.num_fits, desc="baseline", unit="fit", disable=not verbose) as fitting.bar:
         fitting.run()
-    combination = _combine(fitting.said, targets, weights)
-    experts = torch.from_numpy(np.stack([fitting.said.get(name, np.zeros_like(targets)) for name in EXPERTS], 1))
-    baseline, extras = describe_experts(experts, torch.from_numpy(fitting.said_by_trees), torch.from_numpy(combination))
+    combination = _combine(fitting.out_of_fold, targets, weights)
+    experts = np.stack([fitting.out_of_fold.get(name, np.zeros_like(targets)) for name in EXPERTS], 1)
+    parts = (experts, fitting.trees_out_of_fold, combination)
+    baseline, extras = describe_experts(*(torch.from_numpy(part) for part in parts))
     scale = extras.std(0, correction=0)
     scale = torch.where(scale > 1e-9, scale, 1.0)
     return FittedExperts(
@@ -123,11 +123,11 @@ class _Fitting:
         num_folds = min(options.num_folds, len(targets))
         splitter = KFold(num_folds, shuffle=True, random_state=seed % 2**32)
         self.folds: list[Fold] = list(splitter.split(features))
-        self.said: dict[str, Array] = {}  # out-of-fold, (n, C)
-        self.trees: dict[str, TreeTable] = {}
+        self.out_of_fold: dict[str, Array] = {}  # out-of-fold, (n, C)
+        self.trees: dict[str, TreeNodes] = {}
         self.networks: StackedBaseline | None = None
         self.process: FittedProcess | None = None
-        self.said_by_trees = np.zeros((len(targets), 1, targets.shape[1]))  # (n, M, C)
+        self.trees_out_of_fold = np.zeros((len(targets), 1, targets.shape[1]))  # (n, M, C)
         self.bar = tqdm(disable=True)
 
     @property
@@ -137,17 +137,18 @@ class _Fitting:
         return len(self.options.trees) * (len(self.folds) + 1) + networks + bool(self.options.process_steps)
 
     def run(self) -> None:
-        """First fold of all, then the others of those that are not hopeless."""
+        """The first fold of every expert, then the other folds of those that pass the screening."""
         if self.options.process_steps:
             self._fit_process()
         first = {name: self._tree_fold(name, self.folds[0]) for name in self.options.trees}
         errors = {name: self._error(_expert_of(name, trees)) for name, trees in first.items()}
-        errors |= {name: self._error(said[self.folds[0][1]]) for name, said in self.said.items()}  # the process
+        if self.process is not None:
+            errors["process"] = self._error(self.out_of_fold["process"][self.folds[0][1]])
         start = self.folds[:1] if self.options.screening else self.folds
         networks = self._train_networks(start) if self.options.network_epochs else None
         if networks is not None:
-            errors["networks"] = self._error(self._ask_network(networks, 0, self.folds[0][1]))
-        limit = HOPELESS * min(errors.values()) if self.options.screening else math.inf
+            errors["networks"] = self._error(self._predict_fold(networks, 0, self.folds[0][1]))
+        limit = SCREENING_FACTOR * min(errors.values()) if self.options.screening else math.inf
         for name, trees in first.items():
             if errors[name] <= limit:
                 self._finish_trees(name, trees)
@@ -165,24 +166,24 @@ class _Fitting:
         leaves = table.leaves(rows).double().unflatten(1, (self.targets.shape[1], -1)).transpose(1, 2)  # (m, M, C)
         return (leaves if name == "forest" else leaves.sum(1, keepdim=True)).numpy()
 
-    def _fit_trees(self, name: str, rows: NDArray[np.int64]) -> TreeTable:
+    def _fit_trees(self, name: str, rows: NDArray[np.int64]) -> TreeNodes:
         tables = []
         for output in range(self.targets.shape[1]):
             seed = member_seed(self.seed, EXPERTS.index(name), output) % 2**32
             target = self.targets[rows, output]
             tables.append(self.options.trees[name].fit(self.features[rows], target, self.weights[rows], seed))
         self.bar.update()
-        return TreeTable.join(tables)
+        return TreeNodes.join(tables)
 
     def _finish_trees(self, name: str, first: Array) -> None:
         """The other folds, and a fit on all rows for new ones."""
-        said = np.zeros((len(self.targets), *first.shape[1:]))
-        said[self.folds[0][1]] = first
+        predicted = np.zeros((len(self.targets), *first.shape[1:]))
+        predicted[self.folds[0][1]] = first
         for fold in self.folds[1:]:
-            said[fold[1]] = self._tree_fold(name, fold)
-        self.said[name] = _expert_of(name, said)
+            predicted[fold[1]] = self._tree_fold(name, fold)
+        self.out_of_fold[name] = _expert_of(name, predicted)
         if name == "forest":
-            self.said_by_trees = said
+            self.trees_out_of_fold = predicted
         self.trees[name] = self._fit_trees(name, np.arange(len(self.targets)))
 
     def _train_networks(self, folds: Sequence[Fold], first: int = 0) -> StackedBaseline:
@@ -201,43 +202,43 @@ class _Fitting:
         self.bar.update(len(folds))
         return model
 
-    def _ask_network(self, networks: StackedBaseline, model: int, rows: NDArray[np.int64]) -> Array:
+    def _predict_fold(self, networks: StackedBaseline, model: int, rows: NDArray[np.int64]) -> Array:
         with torch.no_grad():
             return networks.select(model)(_float(self.features[rows]).unsqueeze(0))[0].double().numpy()
 
     def _finish_networks(self, first: StackedBaseline) -> None:
-        """The folds that have no network yet, and what each network says about the rows it has not seen."""
+        """The folds that have no network yet, and the predictions of each network for rows it has not seen."""
         stacks, done = [first], first.config.num_models
         if done < len(self.folds):
             stacks.append(self._train_networks(self.folds[done:], done))
         networks = StackedBaseline(**{**_options_of(first), "num_models": len(self.folds)})
         states = [stack.state_dict() for stack in stacks]
         networks.load_state_dict({name: torch.cat([state[name] for state in states]) for name in states[0]})
-        said = np.zeros_like(self.targets)
+        predicted = np.zeros_like(self.targets)
         for number, (_, rows) in enumerate(self.folds):
-            said[rows] = self._ask_network(networks, number, rows)
-        self.said["networks"], self.networks = said, networks
+            predicted[rows] = self._predict_fold(networks, number, rows)
+        self.out_of_fold["networks"], self.networks = predicted, networks
 
     def _fit_process(self) -> None:
         generator = torch.Generator().manual_seed(member_seed(self.seed, len(EXPERTS) + 1))
         arrays = [torch.from_numpy(values) for values in (self.features, self.targets, self.weights)]
         steps, centres = self.options.process_steps, self.options.process_centres
         self.process = fit_process(*arrays, generator=generator, num_steps=steps, num_centres=centres)
-        self.said["process"] = self.process.left_out.numpy()
+        self.out_of_fold["process"] = self.process.left_out.numpy()
         self.bar.update()
 
 
-def _expert_of(name: str, said: Array) -> Array:
+def _expert_of(name: str, trees: Array) -> Array:
     """(n, M or 1, C) -> (n, C)."""
-    return said.mean(1) if name == "forest" else said[:, 0]
+    return trees.mean(1) if name == "forest" else trees[:, 0]
 
 
-def _combine(said: Mapping[str, Array], targets: Array, weights: Array) -> Array:
-    """Non-negative least squares of each target on what the experts said out-of-fold: (L, C)."""
+def _combine(out_of_fold: Mapping[str, Array], targets: Array, weights: Array) -> Array:
+    """Non-negative least squares of each target on the out-of-fold predictions of the experts: (L, C)."""
     combination, root = np.zeros((len(EXPERTS), targets.shape[1])), np.sqrt(weights)
-    rows = [EXPERTS.index(name) for name in said]
+    rows = [EXPERTS.index(name) for name in out_of_fold]
     for output in range(targets.shape[1]):
-        columns = np.stack([values[:, output] * root for values in said.values()], 1)
+        columns = np.stack([values[:, output] * root for values in out_of_fold.values()], 1)
         combination[rows, output] = nnls(columns, targets[:, output] * root)[0]
     return combination
 
@@ -274,14 +275,14 @@ def stack_experts(fitted: Sequence[FittedExperts]) -> ExpertBaseline:
     return module
 
 
-def _all_trees(fitted: FittedExperts, num_targets: int) -> TreeTable:
-    """Forest and both kinds of boosted trees; those that were not asked are filled in with trees that say 0."""
-    none = [TreeTable.zeros(fitted.options.num_trees(name) * num_targets) for name in EXPERTS[:3]]
-    return TreeTable.join([fitted.trees.get(name, zero) for name, zero in zip(EXPERTS[:3], none, strict=True)])
+def _all_trees(fitted: FittedExperts, num_targets: int) -> TreeNodes:
+    """Forest and both kinds of boosted trees; those that are not used are filled in with trees that predict 0."""
+    none = [TreeNodes.zeros(fitted.options.num_trees(name) * num_targets) for name in EXPERTS[:3]]
+    return TreeNodes.join([fitted.trees.get(name, zero) for name, zero in zip(EXPERTS[:3], none, strict=True)])
 
 
-def _store(module: ExpertBaseline, s: int, fitted: FittedExperts, table: TreeTable) -> None:
-    for name in TreeTable.COLUMNS:
+def _store(module: ExpertBaseline, s: int, fitted: FittedExperts, table: TreeNodes) -> None:
+    for name in TreeNodes.COLUMNS:
         column = cast(Tensor, getattr(table, name))
         getattr(module, f"tree_{name}")[s, : len(column)] = column
     module.weights[s] = torch.from_numpy(fitted.weights)

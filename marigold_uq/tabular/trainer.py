@@ -11,14 +11,45 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from tqdm.auto import tqdm
 
-from marigold_uq.tabular.checkpoint import Checkpoints
 from marigold_uq.tabular.objectives import Objective
-from marigold_uq.tabular.rows import StackedRows, gather_rows
+
+__all__ = ["OptimizerOptions", "StackedRows", "StackedTrainer"]
 
 
 @dataclass(frozen=True)
-class TrainingOptions:
-    """How a stack is trained."""
+class StackedRows:
+    """Columns of S tables; row n of table s is real if n < counts[s]."""
+
+    columns: dict[str, Tensor]  # name -> (S, N, ...)
+    weights: Tensor  # (S, N), 0 in the padding
+    counts: tuple[int, ...]
+
+    @classmethod
+    def stack(cls, tables: Sequence[Mapping[str, Tensor]], weights: Sequence[Tensor] | None = None) -> "StackedRows":
+        """Pad tables of one set of columns, each (n_s, ...). Weights are scaled to mean 1 in each table."""
+        counts = tuple(len(next(iter(table.values()))) for table in tables)
+        for number, (table, count) in enumerate(zip(tables, counts, strict=True)):
+            lengths = {name: len(column) for name, column in table.items()}
+            if count == 0 or set(lengths.values()) != {count}:
+                raise ValueError(f"columns of table {number} have {lengths} rows; expected one length of at least 1")
+        columns = {name: _pad([table[name] for table in tables]) for name in tables[0]}
+        given = weights if weights is not None else [torch.ones(count) for count in counts]
+        return cls(columns, _pad([w / w.mean() for w in given]), counts)
+
+    @property
+    def num_models(self) -> int:
+        """S."""
+        return len(self.counts)
+
+
+def _pad(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors (n_s, ...) as one (S, max n_s, ...), zeros behind the shorter ones."""
+    return torch.nn.utils.rnn.pad_sequence(list(tensors), batch_first=True)
+
+
+@dataclass(frozen=True)
+class OptimizerOptions:
+    """Batches, optimiser, averaging and patience of one training."""
 
     batch_size: int = 32
     learning_rate: float = 1e-3
@@ -68,7 +99,7 @@ class StackedTrainer:
         objective: Objective,
         rows: StackedRows,
         generators: Sequence[torch.Generator],
-        options: TrainingOptions,
+        options: OptimizerOptions,
         max_epochs: Sequence[int],
         validation: StackedRows | None = None,
     ) -> None:
@@ -116,23 +147,17 @@ class StackedTrainer:
         """Epochs after which each model's validation score was best (its last epoch without validation)."""
         return self.progress.best_epoch if self.validation is not None else self.progress.epoch
 
-    def train(
-        self, *, verbose: bool = False, description: str = "training", checkpoints: Checkpoints | None = None
-    ) -> nn.Module:
-        """Train every model to its end and put the results into `model`, which is returned.
+    @property
+    def has_ended(self) -> bool:
+        """Whether every model has reached its end."""
+        return not any(self.progress.active)
 
-        With `checkpoints` training goes on from the state saved under `description`, and saves it from time to time
-        and at the end; a stage that had ended is only loaded.
-        """
-        saved = None if checkpoints is None else checkpoints.load(description)
-        if saved is not None:
-            self.load_state_dict(saved)
+    def train(self, *, verbose: bool = False, description: str = "training") -> nn.Module:
+        """Train every model to its end and put the results into `model`, which is returned."""
         with tqdm(total=max(self.max_epochs), desc=description, unit="epoch", disable=not verbose) as bar:
-            while any(self.progress.active):
+            while not self.has_ended:
                 self.step()
                 bar.update(max(self.progress.epoch) - bar.n)
-                if checkpoints is not None and (checkpoints.is_due(description) or not any(self.progress.active)):
-                    checkpoints.save(description, self.state_dict())
         return self.finish()
 
     @torch.no_grad()
@@ -161,7 +186,7 @@ class StackedTrainer:
             batch = {name: buffer[:, cursor[0] : cursor[0] + size] for name, buffer in self.buffers.items()}
         else:
             slots = torch.tensor(cursor).unsqueeze(1) + torch.arange(size)  # (S, B)
-            batch = {name: gather_rows(buffer, slots) for name, buffer in self.buffers.items()}
+            batch = {name: _gather_rows(buffer, slots) for name, buffer in self.buffers.items()}
         self._update(batch)
         self.progress.cursor = [start + size for start in cursor]
         ended = [s for s, steps in enumerate(self.steps_per_epoch) if self.progress.cursor[s] >= steps * size]
@@ -253,7 +278,7 @@ class StackedTrainer:
             self.buffers[name][s, :count] = values
 
     def state_dict(self) -> dict[str, Any]:
-        """All that `load_state_dict` needs to go on as if nothing had happened."""
+        """All that `load_state_dict` needs to resume as if nothing had happened."""
         return {
             "weights": self.flat.detach().clone(),
             "average": self.average.clone(),
@@ -267,7 +292,7 @@ class StackedTrainer:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state_dict` of a trainer that was built with the same arguments."""
+        """Resume from a `state_dict` of a trainer that was built with the same arguments."""
         self.flat.copy_(state["weights"])
         self.average.copy_(state["average"])
         for tensor, saved in zip(self.best, state["best"], strict=True):
@@ -293,6 +318,13 @@ def _views(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Parts of a vector in the shapes of `like`."""
     parts = flat.split([tensor.numel() for tensor in like])
     return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
+
+
+def _gather_rows(column: Tensor, index: Tensor) -> Tensor:
+    """Entry [s, index[s, b]] of a column (S, N, ...): (S, B, ...)."""
+    num_models, length = column.shape[:2]
+    flat = index + length * torch.arange(num_models, device=index.device).unsqueeze(1)
+    return column.flatten(0, 1).index_select(0, flat.reshape(-1)).unflatten(0, tuple(index.shape))
 
 
 class _Bound(nn.Module):

@@ -1,24 +1,22 @@
 """Training many models at once gives what training them one by one gives."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
-from marigold_uq.tabular.checkpoint import Checkpoints
-from marigold_uq.tabular.fitting import FittedStack, Standardised, Table, build_denoiser, fit_stack
-from marigold_uq.tabular.recipe import Recipe, paper_recipe, resolve_recipe
+from marigold_uq.tabular.recipe import Recipe, paper_recipe
+from marigold_uq.tabular.stack import FittedStack, Standardised, TrainingRows, build_denoiser, fit_stack
 
 RECIPE = Recipe(max_epochs=6, baseline_epochs=8, batch_size=16, num_timesteps=10, patience=2)
 
 
-def table(rows: int, seed: int) -> Table:
+def table(rows: int, seed: int) -> TrainingRows:
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(rows, 3))
-    return Table(x, (x[:, :1] + 0.3 * rng.normal(size=(rows, 1))), np.ones(rows))
+    return TrainingRows(x, (x[:, :1] + 0.3 * rng.normal(size=(rows, 1))), np.ones(rows))
 
 
 def weights(stack: FittedStack, s: int) -> list[torch.Tensor]:
@@ -29,7 +27,7 @@ def weights(stack: FittedStack, s: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("family", ["point", "gaussian", "mixture", "sample"])
 def test_models_of_different_lengths_and_ends_train_as_if_alone(family: str) -> None:
     tables = [table(40, 0), table(57, 1), table(33, 2)]
-    recipe = resolve_recipe("paper", 40, **{**vars(RECIPE), "noise_family": family})
+    recipe = replace(RECIPE, noise_family=family)
     together = fit_stack(tables, recipe, [5, 6, 7])
     for s in range(3):
         alone = fit_stack([tables[s]], recipe, [5 + s])
@@ -60,59 +58,6 @@ def test_a_frozen_model_keeps_its_weights_while_others_train() -> None:
         assert not any(torch.equal(a[1], b[1]) for a, b in zip(old, new, strict=True))
 
 
-class Interrupted(Exception):
-    """The power cut of the test below."""
-
-
-@pytest.mark.parametrize("interrupted_at", [2, 6, 12])  # saves, so: inner split, refit of the baseline, denoiser
-def test_a_fit_that_was_interrupted_goes_on_to_the_same_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted_at: int
-) -> None:
-    tables, recipe = [table(30, s) for s in range(2)], replace(RECIPE, max_epochs=4, baseline_epochs=2)
-    want = fit_stack(tables, recipe, [1, 2])
-    saves, save = [], Checkpoints.save
-
-    def save_some(self: Checkpoints, stage: str, state: object) -> None:
-        save(self, stage, state)
-        saves.append(stage)
-        if len(saves) == interrupted_at:
-            raise Interrupted
-
-    options = {"checkpoint_folder": tmp_path / "fit", "checkpoint_seconds": 0.0}
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "save", save_some)
-        with pytest.raises(Interrupted):
-            fit_stack(tables, recipe, [1, 2], **options)
-    resumed = fit_stack(tables, recipe, [1, 2], **options)
-    assert resumed.epochs == want.epochs
-    for s in range(2):
-        assert all(torch.equal(a, b) for a, b in zip(weights(want, s), weights(resumed, s), strict=True))
-    with pytest.raises(ValueError, match="other data, another recipe or other seeds"):
-        fit_stack(tables, recipe, [1, 3], **options)
-
-
-def test_two_processes_that_save_one_stage_do_not_publish_each_others_half_written_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = (Checkpoints(tmp_path / "shared", "same fit") for _ in range(2))
-    write = torch.save
-
-    def half_write(content: object, path: Path) -> None:
-        Path(path).write_bytes(b"half a file")
-        raise Interrupted
-
-    def write_while_the_other_begins(content: object, path: Path) -> None:
-        write(content, path)
-        monkeypatch.setattr(torch, "save", half_write)
-        with pytest.raises(Interrupted):
-            second.save("baseline", {"epoch": 2})
-
-    monkeypatch.setattr(torch, "save", write_while_the_other_begins)
-    first.save("baseline", {"epoch": 1})
-    assert first.load("baseline") == {"epoch": 1}
-    assert [path.name for path in (tmp_path / "shared").iterdir()] == ["baseline.pt"]
-
-
 @pytest.mark.parametrize("eta", [0.0, 1.0])
 def test_diffusing_the_residual_is_cards_forward_and_corrected_reverse_process(eta: float) -> None:
     """CARD: y_t = sqrt(abar) y_0 + (1 - sqrt(abar)) f + sqrt(1 - abar) eps; reverse with (1 - sqrt(abar_prev)) f."""
@@ -136,4 +81,4 @@ def test_the_paper_preset_has_the_published_numbers() -> None:
     assert (recipe.batch_size, recipe.max_epochs, recipe.dropout, recipe.ema_decay) == (32, 10000, 0.2, 0.995)
     config = recipe.scheduler().config
     assert (config.num_train_timesteps, config.beta_start, config.beta_end, config.eta) == (50, 0.001, 0.35, 1.0)
-    assert (recipe.num_components, recipe.baseline, recipe.num_members) == (3, "mlp", 1)
+    assert (recipe.num_components, recipe.baseline, recipe.num_models) == (3, "mlp", 1)

@@ -18,7 +18,7 @@ ROWS_PER_LEAF = 50_000
 
 
 @dataclass(frozen=True)
-class TreeTable:
+class TreeNodes:
     """Nodes of all trees in one list.
 
     A row goes left at a node if its feature is <= the threshold; a leaf is its own child on both sides, so that all
@@ -36,7 +36,7 @@ class TreeTable:
     depth: int
 
     @classmethod
-    def of(cls, trees: Sequence[DecisionTreeRegressor], scale: float = 1.0, shift: float = 0.0) -> "TreeTable":
+    def of(cls, trees: Sequence[DecisionTreeRegressor], scale: float = 1.0, shift: float = 0.0) -> "TreeNodes":
         """Trees of one output, their leaves times `scale` plus `shift`."""
         parts = [_nodes(tree, scale, shift) for tree in trees]
         sizes = [len(part[0]) for part in parts]
@@ -49,14 +49,14 @@ class TreeTable:
         return cls(**dict(zip(cls.COLUMNS, map(torch.from_numpy, columns), strict=True)), depth=depth)
 
     @classmethod
-    def zeros(cls, num_trees: int) -> "TreeTable":
-        """Trees of one leaf that say 0."""
+    def zeros(cls, num_trees: int) -> "TreeNodes":
+        """Trees of one leaf that predict 0."""
         numbers, indices = torch.zeros(num_trees), torch.zeros(num_trees, dtype=torch.int32)
         own = torch.arange(num_trees, dtype=torch.int32)
         return cls(numbers, numbers, indices, own, own, own.long(), 0)
 
     @classmethod
-    def join(cls, tables: Sequence["TreeTable"]) -> "TreeTable":
+    def join(cls, tables: Sequence["TreeNodes"]) -> "TreeNodes":
         """All trees of several tables in turn."""
         start = np.concatenate([[0], np.cumsum([len(table.value) for table in tables])])[:-1].tolist()
         columns = [torch.cat([getattr(table, name) for table in tables]) for name in ("value", "threshold", "feature")]
@@ -65,7 +65,7 @@ class TreeTable:
         return cls(**dict(zip(cls.COLUMNS, columns, strict=True)), depth=max(table.depth for table in tables))
 
     def leaves(self, rows: Tensor) -> Tensor:
-        """What each tree says about rows (R, F): (R, M). Rows are rounded to float32 first, as sklearn does."""
+        """Prediction of each tree for rows (R, F): (R, M). Rows are rounded to float32 first, as sklearn does."""
         rows = rows.float()
         node = self.root.expand(len(rows), -1)  # (R, M)
         for _ in range(self.depth):
@@ -91,16 +91,16 @@ def _nodes(tree: DecisionTreeRegressor, scale: float, shift: float) -> tuple[NDA
 
 @dataclass(frozen=True)
 class ForestOptions:
-    """Extremely randomised trees, with leaves of one row: what they say are draws from the neighbourhood of a row."""
+    """Extremely randomised trees with leaves of one row: each predicts a target from the neighbourhood of a row."""
 
     num_trees: int = 100
 
-    def fit(self, features: Array, target: Array, weights: Array, seed: int) -> TreeTable:
+    def fit(self, features: Array, target: Array, weights: Array, seed: int) -> TreeNodes:
         """The prediction is the mean of the trees."""
         leaf = 1 + len(target) // ROWS_PER_LEAF
         model = ExtraTreesRegressor(self.num_trees, min_samples_leaf=leaf, random_state=seed)
         model.fit(features, target, sample_weight=weights)
-        return TreeTable.of(model.estimators_)
+        return TreeNodes.of(model.estimators_)
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class BoostingOptions:
     min_samples_leaf: int = 1
     learning_rate: float = 0.05
 
-    def fit(self, features: Array, target: Array, weights: Array, seed: int) -> TreeTable:
+    def fit(self, features: Array, target: Array, weights: Array, seed: int) -> TreeNodes:
         """The prediction is the sum of the trees."""
         mean = float(np.average(target, weights=weights))
         model = GradientBoostingRegressor(
@@ -128,4 +128,4 @@ class BoostingOptions:
             random_state=seed,
         ).fit(features, target - mean, sample_weight=weights)
         trees = list(model.estimators_[:, 0])
-        return TreeTable.of(trees, self.learning_rate, mean / len(trees))
+        return TreeNodes.of(trees, self.learning_rate, mean / len(trees))

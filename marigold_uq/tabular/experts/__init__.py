@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from marigold_uq.models.mlp import StackedModel
-from marigold_uq.tabular.gaussian_process import Kernel
-from marigold_uq.tabular.trees import TreeTable
+from marigold_uq.tabular.experts.gaussian_process import Kernel
+from marigold_uq.tabular.experts.trees import TreeNodes
 
 __all__ = ["EXPERTS", "LEVELS", "ExpertBaseline", "ModelMixin", "describe_experts", "num_extras", "scale_extras"]
 
@@ -33,9 +33,9 @@ def num_extras(num_targets: int) -> int:
 
 
 def describe_experts(experts: Tensor, trees: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """The weighted prediction f (R, C), and what the experts say beyond it, (R, E), in units of the target.
+    """The weighted prediction f (R, C), and a description of the rows beyond it, (R, E), in units of the target.
 
-    That is: each expert minus f, quantiles of the forest's trees minus f, and their standard deviation.
+    The description has each expert minus f, quantiles of the forest's trees minus f, and their standard deviation.
 
     Args:
         experts: Predictions (R, L, C).
@@ -61,7 +61,7 @@ def _quantiles(trees: Tensor) -> Tensor:
 class ExpertBaseline(StackedModel):
     """Experts of S tables: standardised features in, standardised targets and a description of the row out.
 
-    Experts that a table does not use say 0 and weigh 0.
+    Experts that a table does not use predict 0 and weigh 0.
 
     Args:
         num_models: S, tables.
@@ -138,8 +138,8 @@ class ExpertBaseline(StackedModel):
     def _trees(self, s: int, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Each tree of the forest, and the sums of both kinds of boosted trees."""
         c = self.config
-        columns = {name: cast(Tensor, getattr(self, f"tree_{name}"))[s] for name in TreeTable.COLUMNS}
-        leaves = TreeTable(**columns, depth=c.depth).leaves(rows).double()  # (R, all trees)
+        columns = {name: cast(Tensor, getattr(self, f"tree_{name}"))[s] for name in TreeNodes.COLUMNS}
+        leaves = TreeNodes(**columns, depth=c.depth).leaves(rows).double()  # (R, all trees)
         forest, *boosted = leaves.split([n * c.num_targets for n in (c.num_trees, *c.num_boosted)], 1)
         sums = [trees.unflatten(1, (c.num_targets, -1)).sum(-1) for trees in boosted]
         return forest.unflatten(1, (c.num_targets, -1)).transpose(1, 2), torch.stack(sums, 1)
