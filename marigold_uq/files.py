@@ -15,6 +15,8 @@ from uuid import uuid4
 
 import numpy as np
 
+__all__ = ["TEMPORARY", "atomic_folder", "atomic_path", "fingerprint", "make_folder", "remove", "require_same"]
+
 TEMPORARY = ".marigold-uq-"
 """How names of unfinished files and folders begin."""
 

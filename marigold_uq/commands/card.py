@@ -7,6 +7,8 @@ from pathlib import Path
 
 from marigold_uq.commands.runner import Invocation
 
+__all__ = ["CardOptions", "run_card"]
+
 
 @dataclass(frozen=True)
 class CardOptions:

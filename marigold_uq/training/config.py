@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+__all__ = ["OptimizerConfig", "TrainingConfig"]
+
 
 def _at_least(smallest: int, name: str, value: float) -> None:
     if value < smallest:

@@ -27,6 +27,8 @@ from marigold_uq.training.run_folder import CHECKPOINT, RunFolder, checkpoint_st
 from marigold_uq.training.task import TrainingTask
 from marigold_uq.training.tracking import installed_tracker, log_numbers, log_pictures, start_trackers
 
+__all__ = ["NonFiniteLossError", "Trainer", "TrainingResult", "make_accelerator"]
+
 
 class NonFiniteLossError(FloatingPointError):
     """The loss or its gradient became NaN or infinite; the message names the step and the samples."""

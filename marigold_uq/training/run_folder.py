@@ -13,8 +13,10 @@ from typing import Any
 from marigold_uq.files import TEMPORARY, atomic_folder, atomic_path, remove
 from marigold_uq.results import versions, write_json
 
+__all__ = ["CHECKPOINT", "RunFolder", "checkpoint_step"]
+
 CHECKPOINT = "checkpoint-"
-MODEL_STEP = "training.json"
+_MODEL_STEP = "training.json"
 
 
 class RunFolder:
@@ -117,11 +119,11 @@ class RunFolder:
         """A folder to write the model of a step to, which takes the old one's place when it is complete."""
         with atomic_folder(self.model, overwrite=True) as folder:
             yield folder
-            write_json(folder / MODEL_STEP, {"step": step}, overwrite=True)
+            write_json(folder / _MODEL_STEP, {"step": step}, overwrite=True)
 
     def model_step(self) -> int | None:
         """The step that the finished model is from; None without a model, or where it does not say."""
-        path = self.model / MODEL_STEP
+        path = self.model / _MODEL_STEP
         return int(json.loads(path.read_text(encoding="utf-8"))["step"]) if path.exists() else None
 
 
