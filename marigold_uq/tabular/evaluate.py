@@ -192,7 +192,11 @@ def write_evaluation(
         for target, summary in summaries.items()
         for name, spread in summary.items()
     }
-    described = {"average": "mean over splits", "num_splits": len(splits) // len(groups), "splits": list(splits)}
+    described: dict[str, Any] = {
+        "average": "mean over splits",
+        "num_splits": len(splits) // len(groups),
+        "splits": list(splits),
+    }
     reports = {"metrics.md": text}
     write_results(output, "tabular", metrics, reports=reports, ensemble_size=ensemble_size, **described, **facts)
     curves = {target: pooled_curves(group) for target, group in groups.items()}
