@@ -218,8 +218,8 @@ def test_latents_may_come_ready_made() -> None:
     ("settings", "message"),
     [
         ({"score": "mse"}, "unknown score 'mse'"),
-        ({"num_draws": 1}, "num_draws is at least 2"),
-        ({"noise_strength": -0.1}, "noise_strength is at least 0"),
+        ({"num_draws": 1}, "num_draws must be at least 2"),
+        ({"noise_strength": -0.1}, "noise_strength must be at least 0"),
     ],
 )
 def test_an_objective_that_cannot_mean_anything_is_refused(settings: dict[str, Any], message: str) -> None:
