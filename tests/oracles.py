@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MIN_SCALE = 1e-6  # what the activation adds to softplus: part of the file format
+MIN_SCALE, MIN_VARIANCE = 1e-6, 1e-12  # what the activation adds to softplus: part of the file format
 
 Moments = tuple[Tensor, Tensor]
 Network = Callable[[Tensor, Tensor | int], Tensor]
@@ -227,14 +227,14 @@ def _raw_mixture(target: IndependentMixtures, x: Tensor, alpha_bar: float, a: fl
 def _raw_low_rank(target: JointMixture, x: Tensor, alpha_bar: float, a: float, b: float) -> Tensor:
     """[loc, rho, factor_1..factor_r], rho for a variance."""
     loc, diag, factor, _ = target.posterior(x.flatten(1), alpha_bar)
-    rho = inverse_softplus(b * b * diag).unsqueeze(0)
+    rho = inverse_softplus(b * b * diag, MIN_VARIANCE).unsqueeze(0)
     return _blocks(x, a * x.flatten(1).unsqueeze(1) + b * loc, rho, b * factor)
 
 
 def _raw_low_rank_mixture(target: JointMixture, x: Tensor, alpha_bar: float, a: float, b: float) -> Tensor:
     """[loc_1.., rho_1.., logit_1.., factor_11..factor_1r, .., factor_K1..factor_Kr]; the reader averages the logits."""
     loc, diag, factor, logits = target.posterior(x.flatten(1), alpha_bar)
-    rho = inverse_softplus(b * b * diag).unsqueeze(0)
+    rho = inverse_softplus(b * b * diag, MIN_VARIANCE).unsqueeze(0)
     everywhere = logits.unsqueeze(-1).expand_as(loc)
     return _blocks(x, a * x.flatten(1).unsqueeze(1) + b * loc, rho, everywhere, (b * factor).flatten(0, 1).unsqueeze(0))
 
@@ -264,6 +264,6 @@ def _blocks(x: Tensor, *parts: Tensor) -> Tensor:
     return wide.reshape(len(x), wide.shape[1], *x.shape[1:]).flatten(1, 2)
 
 
-def inverse_softplus(value: Tensor) -> Tensor:
-    """The rho with softplus(rho) + 1e-6 = value."""
-    return torch.log(torch.expm1(value - MIN_SCALE))
+def inverse_softplus(value: Tensor, floor: float = MIN_SCALE) -> Tensor:
+    """The rho with softplus(rho) + floor = value."""
+    return torch.log(torch.expm1(value - floor))

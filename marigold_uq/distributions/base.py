@@ -12,7 +12,14 @@ from torch import Tensor
 from marigold_uq.randomness import Generators
 
 MIN_SCALE = 1e-6
-"""Added to every softplus, so that no scale or variance is ever zero."""
+"""Added to the softplus of a standard deviation, so that it is never zero."""
+
+MIN_VARIANCE = 1e-12
+"""Added to the softplus of a variance.
+
+In units of x_0 a floor v on the variance of eps is a standard deviation sqrt(v (1 - abar)/abar): at the end of common
+schedules, abar = 4e-5, 1.6e-4 for 1e-12, while 1e-6 would hide everything below .16.
+"""
 
 FAMILIES: dict[str, type["NoiseDistribution"]] = {}
 """The registry: name in a config -> class."""
@@ -190,16 +197,16 @@ def at_least_float32(value: Tensor) -> Tensor:
     return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
 
 
-def positive(rho: Tensor) -> Tensor:
-    """softplus(rho) + MIN_SCALE, the one activation for scales and variances."""
-    return torch.nn.functional.softplus(rho) + MIN_SCALE
+def positive(rho: Tensor, floor: float = MIN_SCALE) -> Tensor:
+    """softplus(rho) + floor, the one activation for scales (MIN_SCALE) and variances (MIN_VARIANCE)."""
+    return torch.nn.functional.softplus(rho) + floor
 
 
-def inverse_positive(value: float) -> float:
-    """The rho for which `positive(rho)` is `value`."""
-    if not value > MIN_SCALE:
-        raise ValueError(f"an initial scale must exceed {MIN_SCALE}; got {value}")
-    return value - MIN_SCALE + math.log(-math.expm1(MIN_SCALE - value))
+def inverse_positive(value: float, floor: float = MIN_SCALE) -> float:
+    """The rho for which `positive(rho, floor)` is `value`."""
+    if not value > floor:
+        raise ValueError(f"an initial scale or variance must exceed {floor}; got {value}")
+    return value - floor + math.log(-math.expm1(floor - value))
 
 
 def spread_components(num_components: int, scale: float) -> list[InitialBlock]:

@@ -8,6 +8,7 @@ from typing import Self
 from torch import Tensor
 
 from marigold_uq.distributions.base import (
+    MIN_VARIANCE,
     InitialBlock,
     NoiseDistribution,
     check_tau,
@@ -41,7 +42,7 @@ class LowRankDistribution(NoiseDistribution):
 
     @classmethod
     def initial_blocks(cls, num_components: int, rank: int, scale: float) -> list[InitialBlock]:
-        variance = InitialBlock(bias=inverse_positive(scale**2))
+        variance = InitialBlock(bias=inverse_positive(scale**2, MIN_VARIANCE))
         return [InitialBlock(copies_mean=True), variance, *[InitialBlock(is_factor=True)] * rank]
 
     @classmethod
@@ -55,7 +56,7 @@ class LowRankDistribution(NoiseDistribution):
         pooled_weights: bool = False,
     ) -> Self:
         blocks = cls._split_blocks(raw, num_components, rank, event_shape)
-        return cls(blocks[:, 0], positive(blocks[:, 1]), blocks[:, 2:])
+        return cls(blocks[:, 0], positive(blocks[:, 1], MIN_VARIANCE), blocks[:, 2:])
 
     @property
     def rank(self) -> int:

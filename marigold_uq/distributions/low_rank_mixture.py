@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from marigold_uq.distributions.base import (
+    MIN_VARIANCE,
     InitialBlock,
     NoiseDistribution,
     check_tau,
@@ -43,7 +44,7 @@ class LowRankMixtureDistribution(NoiseDistribution):
 
     @classmethod
     def initial_blocks(cls, num_components: int, rank: int, scale: float) -> list[InitialBlock]:
-        variances = [InitialBlock(bias=inverse_positive(scale**2))] * num_components
+        variances = [InitialBlock(bias=inverse_positive(scale**2, MIN_VARIANCE))] * num_components
         weights = [InitialBlock(is_logit=True)] * num_components
         factors = [InitialBlock(is_factor=True)] * (num_components * rank)
         return [*spread_components(num_components, scale), *variances, *weights, *factors]
@@ -64,7 +65,7 @@ class LowRankMixtureDistribution(NoiseDistribution):
         factor = blocks[:, 3 * num_components :].unflatten(1, (num_components, rank)) if rank else None
         if factor is None:
             factor = loc.new_zeros(loc.shape[0], num_components, 0, *loc.shape[2:])
-        return cls(loc, positive(rho), factor, logits.flatten(2).mean(2))
+        return cls(loc, positive(rho, MIN_VARIANCE), factor, logits.flatten(2).mean(2))
 
     @property
     def num_components(self) -> int:

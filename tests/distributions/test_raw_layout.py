@@ -8,6 +8,7 @@ from torch import Tensor
 from marigold_uq.distributions import (
     FAMILIES,
     MIN_SCALE,
+    MIN_VARIANCE,
     CholeskyDistribution,
     GaussianDistribution,
     LowRankDistribution,
@@ -27,13 +28,23 @@ def raw_blocks(count: int) -> tuple[Tensor, list[Tensor]]:
     return raw, [raw[:, C * k : C * (k + 1)] for k in range(count)]
 
 
-def softplus(rho: Tensor) -> Tensor:
-    return torch.log1p(rho.exp()) + 1e-6
+def softplus(rho: Tensor, floor: float = 1e-6) -> Tensor:
+    return torch.log1p(rho.exp()) + floor
 
 
 def test_the_smallest_scale_is_one_millionth() -> None:
     assert MIN_SCALE == 1e-6
     assert float(positive(torch.tensor(-200.0))) == pytest.approx(1e-6)
+
+
+@pytest.mark.parametrize("family", [LowRankDistribution, LowRankMixtureDistribution])
+def test_the_smallest_variance_is_the_square_of_the_smallest_scale(
+    family: type[LowRankDistribution | LowRankMixtureDistribution],
+) -> None:
+    """As a variance 1e-6 would be a standard deviation of .157 in units of x_0 at the end of the default betas."""
+    assert MIN_VARIANCE == 1e-12
+    law = family.from_raw(torch.full((1, family.num_blocks(1, 0)), -200.0), num_components=1, rank=0)
+    assert float(law.stddev) == pytest.approx(1e-6)
 
 
 @pytest.mark.parametrize("value", [1e-4, 0.03, 0.5, 1.0, 40.0])
@@ -80,9 +91,9 @@ def test_low_rank_reads_loc_then_a_variance_then_the_factors() -> None:
     raw, (loc, rho, *factors) = raw_blocks(2 + R)
     law = LowRankDistribution.from_raw(raw, rank=R)
     assert torch.equal(law.loc, loc)
-    torch.testing.assert_close(law.cov_diag, softplus(rho))
+    torch.testing.assert_close(law.cov_diag, softplus(rho, MIN_VARIANCE))
     assert torch.equal(law.cov_factor, torch.stack(factors, 1))
-    torch.testing.assert_close(law.variance, softplus(rho) + sum(f.square() for f in factors))
+    torch.testing.assert_close(law.variance, softplus(rho, MIN_VARIANCE) + sum(f.square() for f in factors))
 
 
 def test_low_rank_mixture_reads_its_factors_component_by_component_and_averages_the_logits() -> None:
@@ -90,7 +101,7 @@ def test_low_rank_mixture_reads_its_factors_component_by_component_and_averages_
     law = LowRankMixtureDistribution.from_raw(raw, num_components=K, rank=R)
     for k in range(K):
         assert torch.equal(law.loc[:, k], blocks[k])
-        torch.testing.assert_close(law.cov_diag[:, k], softplus(blocks[K + k]))
+        torch.testing.assert_close(law.cov_diag[:, k], softplus(blocks[K + k], MIN_VARIANCE))
         torch.testing.assert_close(law.logits[:, k], blocks[2 * K + k].mean((1, 2, 3)))
         for r in range(R):
             assert torch.equal(law.cov_factor[:, k, r], blocks[3 * K + k * R + r])
@@ -142,4 +153,4 @@ def test_initial_blocks_start_at_the_pretrained_mean_with_about_the_asked_for_sp
     law = family.from_raw(raw, num_components=K, rank=R)
     torch.testing.assert_close(law.mean, torch.full((1, 1), pretrained, dtype=torch.float64))
     if family.has_spread:
-        assert scale <= float(law.stddev) <= 2 * scale
+        assert scale * (1 - 1e-12) <= float(law.stddev) <= 2 * scale

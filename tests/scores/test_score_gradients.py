@@ -125,7 +125,7 @@ def test_large_parallel_factors_are_no_problem_in_float32(
     score: Callable[..., Tensor], options: dict[str, float]
 ) -> None:
     """Factors of 50 beside a variance of 1e-6, all parallel: I + U^T D^-1 U is singular in float32."""
-    loc, rho = torch.randn(2, 6, generator=generator()), torch.full((2, 6), -EXTREME)
+    loc, rho = torch.randn(2, 6, generator=generator()), torch.full((2, 6), math.log(1e-6))
     factor = EXTREME * torch.randn(2, 6, generator=generator(1)).sign()
     raw = torch.cat([loc, rho, factor, factor, -factor], 1)
     value = loc + factor * torch.tensor([[1.5], [0.3]])
