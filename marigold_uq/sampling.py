@@ -41,6 +41,20 @@ def initial_noise(shape: Sequence[int], *, like: Tensor, generator: Generators =
     return randn((), shape, like=like, generator=generator)
 
 
+def check_start(scheduler: DistributionalDDIMScheduler) -> None:
+    """The chain starts from pure noise: a first timestep where x_t is mostly signal would return that noise."""
+    if scheduler.num_inference_steps is None:
+        raise ValueError("run scheduler.set_timesteps(...) before sampling")
+    first = int(scheduler.timesteps[0])
+    if scheduler.alpha_bar(first) > 0.5:
+        raise ValueError(
+            f"the chain starts from pure noise, but at its first timestep, t = {first}, x_t must be mostly signal: "
+            f"{scheduler.alpha_bar(first):.0%} of its variance. Build the scheduler with timestep_spacing='trailing' "
+            f"(it has {scheduler.config.timestep_spacing!r}) or take more steps (it takes "
+            f"{scheduler.num_inference_steps})"
+        )
+
+
 @torch.no_grad()
 def reverse_diffusion(
     denoiser: Denoiser,
@@ -59,8 +73,7 @@ def reverse_diffusion(
     `follow_mean` steps with the mean of the law instead of the law, as the ordinary diffusion model of that mean would.
     `progress` is True or tqdm's keyword arguments.
     """
-    if scheduler.num_inference_steps is None:
-        raise ValueError("run scheduler.set_timesteps(...) before sampling")
+    check_start(scheduler)
     observers, x_t = list(observers), x_T
     options = progress if isinstance(progress, dict) else {"disable": not progress}
     # The network gets t as a tensor: a compiled one would be compiled again for every new int.

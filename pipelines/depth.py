@@ -25,7 +25,6 @@ from marigold_uq.pipelines.depth_call import (
     add_calibration,
     resolve_call,
     stored_calibrations,
-    warn_of_late_start,
 )
 from marigold_uq.pipelines.depth_codec import decode_maps, decode_spread, encode_images
 from marigold_uq.pipelines.depth_members import (
@@ -280,7 +279,6 @@ class MarigoldUQDepthPipeline(PublishablePipeline):
             callback_inputs=callback_on_step_end_tensor_inputs,
         )
         self.scheduler.set_timesteps(call.num_steps, device=self._execution_device)
-        warn_of_late_start(self.scheduler)
         inputs = [self._model_input(picture, call) for picture in images]
         members = self._member_latents([padded for padded, _ in inputs], call, latents, generator)
         results = [

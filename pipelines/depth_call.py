@@ -14,7 +14,6 @@ from marigold_uq.calibration import Calibration
 from marigold_uq.images import RESAMPLE_METHODS
 from marigold_uq.randomness import Generators
 from marigold_uq.sampling import StepCallback
-from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
 
 if TYPE_CHECKING:
     from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
@@ -190,16 +189,6 @@ def _reduction(options: dict[str, Any] | None, mode: str | None) -> Reduction:
     reduction = options.get("reduction", "mean" if mode == "trajectory" else "median")
     _require(reduction in ("median", "mean"), "ensembling_kwargs['reduction']", "'median' or 'mean'", reduction)
     return cast(Reduction, reduction)
-
-
-def warn_of_late_start(scheduler: DistributionalDDIMScheduler) -> None:
-    """The chain starts from pure noise; a schedule whose first timestep expects a picture has too few steps."""
-    first = int(scheduler.timesteps[0])
-    if scheduler.alpha_bar(first) > 0.5:
-        logger.warning(
-            f"the chain starts from pure noise, but the schedule's first timestep is {first}, where x_t is mostly "
-            "signal: take more steps, or timestep_spacing='trailing'"
-        )
 
 
 def _warn_of_extremes(levels: tuple[float, ...], members: int) -> None:
