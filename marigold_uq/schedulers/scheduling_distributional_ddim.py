@@ -20,7 +20,7 @@ from torch import Tensor
 
 from marigold_uq.component_config import store_in_config
 from marigold_uq.distributions import NoiseDistribution, PointDistribution, family_class
-from marigold_uq.distributions.base import check_tau
+from marigold_uq.distributions.base import at_least_float32, check_tau
 from marigold_uq.randomness import Generators, randn
 
 __all__ = ["DistributionalDDIMScheduler", "SchedulerMixin", "StepCoefficients"]
@@ -151,6 +151,18 @@ class DistributionalDDIMScheduler(DDIMScheduler):
             event_shape=event_shape,
             pooled_weights=self.config.pooled_weights,
         )
+
+    def add_noise(self, original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
+        """x_t of `original_samples`, in their dtype; stock's numbers, but computed in at least float32.
+
+        In bfloat16 sqrt(1 - alpha_bar) is 0 at small t, where `step` knows it to be .03.
+        """
+        original, eps = at_least_float32(original_samples), at_least_float32(noise)
+        return super().add_noise(original, eps, timesteps).to(original_samples.dtype)
+
+    def get_velocity(self, sample: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
+        """v of x_0 = `sample`, in at least float32, which is what targets are scored in."""
+        return super().get_velocity(at_least_float32(sample), at_least_float32(noise), timesteps)
 
     def training_target(self, original: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
         """What the law is scored against: eps, v or x_0, as `prediction_type` says."""
