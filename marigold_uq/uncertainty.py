@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from marigold_uq.distributions.base import at_least_float32
+from marigold_uq.precision import at_least_float32
 from marigold_uq.sampling import ReverseStep
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
 

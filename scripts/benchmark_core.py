@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves
 from tqdm import tqdm
 
 from marigold_uq.denoising import predict_noise
-from marigold_uq.distributions import LowRankDistribution
+from marigold_uq.distributions import HeadOptions, LowRankDistribution
 from marigold_uq.metrics import crps
 from marigold_uq.models.widen import widen
 from marigold_uq.schedulers import DistributionalDDIMScheduler
@@ -199,7 +199,7 @@ def low_rank_runner(dim: int) -> Callable[[], None]:
     target = torch.randn(LOW_RANK_BATCH, 1, dim, generator=generator)
 
     def run() -> None:
-        law = LowRankDistribution.from_raw(raw, rank=RANK)
+        law = LowRankDistribution.from_raw(raw, HeadOptions(rank=RANK))
         draw = law.rsample(generator=generator)
         score = kernel_score(law, target).mean() + draw.mean()
         torch.autograd.grad(score, raw)

@@ -19,8 +19,9 @@ from diffusers.utils import logging
 from torch import Tensor
 
 from marigold_uq.component_config import store_in_config
-from marigold_uq.distributions import NoiseDistribution, PointDistribution, family_class
-from marigold_uq.distributions.base import at_least_float32, check_tau
+from marigold_uq.distributions import HeadOptions, NoiseDistribution, PointDistribution, family_class
+from marigold_uq.distributions.base import check_tau
+from marigold_uq.precision import at_least_float32
 from marigold_uq.randomness import Generators, randn
 
 __all__ = ["DistributionalDDIMScheduler", "SchedulerMixin", "StepCoefficients"]
@@ -93,10 +94,9 @@ class DistributionalDDIMScheduler(DDIMScheduler):
             )
         if prediction_type not in PREDICTION_TYPES:
             raise ValueError(f"prediction_type is one of {', '.join(PREDICTION_TYPES)}; got {prediction_type!r}")
-        if num_components < 1 or rank < 0:
-            raise ValueError(f"num_components is at least 1 and rank at least 0; got {num_components} and {rank}")
-        if eta < 0:
-            raise ValueError(f"eta is at least 0 (0 is DDIM, 1 is DDPM); got {eta}")
+        family_class(noise_family).check_head(HeadOptions(num_components, rank, pooled_weights))
+        if not (eta >= 0 and math.isfinite(eta)):
+            raise ValueError(f"eta must be finite and at least 0 (0 is DDIM, 1 is DDPM); got {eta}")
         check_tau(tau)
         super().__init__(
             num_train_timesteps=num_train_timesteps,
@@ -140,17 +140,16 @@ class DistributionalDDIMScheduler(DDIMScheduler):
 
     def num_raw_channels(self, target_channels: int) -> int:
         """Output channels of a network for this scheduler and a target of `target_channels` channels."""
-        return self.family.num_raw_channels(target_channels, self.config.num_components, self.config.rank)
+        return self.family.num_raw_channels(target_channels, self.head_options)
+
+    @property
+    def head_options(self) -> HeadOptions:
+        """Sizes of the head that this scheduler reads."""
+        return HeadOptions(self.config.num_components, self.config.rank, self.config.pooled_weights)
 
     def noise_distribution(self, raw: Tensor, event_shape: Sequence[int] | None = None) -> NoiseDistribution:
         """The law of the model output that raw network output (B, channels, ...) stands for."""
-        return self.family.from_raw(
-            raw,
-            num_components=self.config.num_components,
-            rank=self.config.rank,
-            event_shape=event_shape,
-            pooled_weights=self.config.pooled_weights,
-        )
+        return self.family.from_raw(raw, self.head_options, event_shape=event_shape)
 
     def add_noise(self, original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
         """x_t of `original_samples`, in their dtype; stock's numbers, but computed in at least float32.

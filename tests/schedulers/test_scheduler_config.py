@@ -119,7 +119,7 @@ def test_clipping_defaults_to_stock_for_a_point_and_to_off_for_a_law() -> None:
     assert DistributionalDDIMScheduler(noise_family="gaussian").config.clip_sample is False
     assert DistributionalDDIMScheduler.from_config({**MARIGOLD_1_0, "clip_sample": True}).config.clip_sample is True
     point = DistributionalDDIMScheduler()
-    assert DistributionalDDIMScheduler.from_config(point.config, noise_family="mixture").config.clip_sample is False
+    assert DistributionalDDIMScheduler.from_config(point.config, noise_family="gaussian").config.clip_sample is False
 
 
 @pytest.mark.parametrize("stock", [DDIMScheduler, DDPMScheduler])
@@ -200,9 +200,14 @@ def test_going_back_to_stock_keeps_the_schedule() -> None:
     [
         ({"noise_family": "laplace"}, "unknown noise family 'laplace'; choose one of cholesky, gaussian"),
         ({"prediction_type": "flow"}, "one of epsilon, sample, v_prediction; got 'flow'"),
-        ({"num_components": 0}, "num_components is at least 1"),
+        ({"num_components": 0}, "num_components must be at least 1"),
         ({"rank": -1}, "rank at least 0"),
-        ({"eta": -0.1}, "eta is at least 0"),
+        ({"noise_family": "low_rank"}, "family 'low_rank' needs .* a rank of at least 1; got 1 and 0"),
+        ({"noise_family": "mixture"}, "family 'mixture' needs num_components of at least 2 .* got 1 and 0"),
+        ({"noise_family": "low_rank_mixture", "rank": 2}, "num_components of at least 2 .* got 1 and 2"),
+        ({"eta": -0.1}, "eta must be finite and at least 0"),
+        ({"eta": float("nan")}, "eta must be finite and at least 0"),
+        ({"tau": float("inf")}, "must be positive and finite"),
         ({"tau": 0.0}, "must be positive"),
         ({"tau": float("nan")}, "must be positive"),
     ],

@@ -20,7 +20,7 @@ from laws import (
 )
 from torch import Tensor
 
-from marigold_uq.distributions import LowRankDistribution
+from marigold_uq.distributions import HeadOptions, LowRankDistribution
 from marigold_uq.scores import SCORES, kernel_score, log_score, projected_crps
 
 EXTREME = 50.0
@@ -130,7 +130,11 @@ def test_large_parallel_factors_are_no_problem_in_float32(
     raw = torch.cat([loc, rho, factor, factor, -factor], 1)
     value = loc + factor * torch.tensor([[1.5], [0.3]])
     single, double = (
-        score(LowRankDistribution.from_raw(raw.to(dtype), rank=3, event_shape=(6,)), value.to(dtype), **options)
+        score(
+            LowRankDistribution.from_raw(raw.to(dtype), HeadOptions(rank=3), event_shape=(6,)),
+            value.to(dtype),
+            **options,
+        )
         for dtype in (torch.float32, torch.float64)
     )
     # float32 knows a residual of 75 to 4e-6, which is 0.004 standard deviations of 1e-3, squared and summed over six
