@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from marigold_uq.pipelines.field import FieldForecastPipeline
     from marigold_uq.pipelines.tabular import TabularRegressionPipeline
     from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
+    from marigold_uq.schedulers.scheduling_distributional_edm import DistributionalEDMScheduler
+    from marigold_uq.schedulers.scheduling_distributional_flow_match import DistributionalFlowMatchScheduler
     from marigold_uq.tabular.regressor import DiffusionRegressor
 
 __version__ = "0.1.0"
@@ -21,6 +23,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "DiffusionRegressor": "marigold_uq.tabular.regressor",
     "DistributionalDDIMScheduler": "marigold_uq.schedulers.scheduling_distributional_ddim",
+    "DistributionalEDMScheduler": "marigold_uq.schedulers.scheduling_distributional_edm",
+    "DistributionalFlowMatchScheduler": "marigold_uq.schedulers.scheduling_distributional_flow_match",
     "FieldForecastPipeline": "marigold_uq.pipelines.field",
     "MarigoldUQDepthPipeline": "marigold_uq.pipelines.depth",
     "ProceduralScenes": "marigold_uq.data.synthetic",
@@ -31,6 +35,8 @@ _SUBMODULES = ("alignment", "calibration", "distributions", "metrics", "schedule
 __all__ = [
     "DiffusionRegressor",
     "DistributionalDDIMScheduler",
+    "DistributionalEDMScheduler",
+    "DistributionalFlowMatchScheduler",
     "FieldForecastPipeline",
     "MarigoldUQDepthPipeline",
     "ProceduralScenes",
@@ -67,5 +73,6 @@ class _Announced(ModuleType):
         return getattr(import_module(self.__name__), name)
 
 
-_SCHEDULER = _HOMES["DistributionalDDIMScheduler"]
-sys.modules.setdefault(_SCHEDULER, _Announced(_SCHEDULER))
+for _name, _module in _HOMES.items():
+    if _name.endswith("Scheduler"):
+        sys.modules.setdefault(_module, _Announced(_module))

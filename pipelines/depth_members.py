@@ -59,7 +59,7 @@ def draw_first_law(
     steps part of it has moved into x_t, where a single chain cannot see it.
     """
     t = scheduler.timesteps[0]
-    law = predict_noise(denoiser, scheduler, scheduler.scale_model_input(x_T, t), t, generator=generator)
+    law = predict_noise(denoiser, scheduler, x_T, t, generator=generator)
     law = scheduler.original_distribution(law, t, x_T).scaled(scheduler.config.tau)
     draws = law.rsample((num_draws,), generator)  # (K, B, C, h, w)
     return [ChainResult(draws[:, b], law.mean[b]) for b in range(len(x_T))]

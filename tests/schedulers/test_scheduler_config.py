@@ -97,7 +97,7 @@ def test_clipping_of_a_stock_config_is_turned_off_with_a_warning(name: str, capl
     config = {**MARIGOLD_1_0, name: True}
     scheduler = DistributionalDDIMScheduler.from_config(config, noise_family="gaussian")
     assert scheduler.config[name] is False
-    assert f"{name} is off: it would change the law of family 'gaussian'" in caplog.text
+    assert f"{name} is off: it would change the distribution of family 'gaussian'" in caplog.text
 
 
 def test_a_config_without_clipping_gives_no_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -108,9 +108,9 @@ def test_a_config_without_clipping_gives_no_warning(caplog: pytest.LogCaptureFix
 @pytest.mark.parametrize("family", DISTRIBUTIONAL)
 def test_asking_for_clipping_with_a_law_is_an_error(family: str) -> None:
     for extra in ({"clip_sample": True}, {"thresholding": True}):
-        with pytest.raises(ValueError, match="would change the law"):
+        with pytest.raises(ValueError, match="would change the distribution"):
             DistributionalDDIMScheduler(noise_family=family, **extra)
-        with pytest.raises(ValueError, match="would change the law"):
+        with pytest.raises(ValueError, match="would change the distribution"):
             DistributionalDDIMScheduler.from_config(MARIGOLD_1_0, noise_family=family, **extra)
 
 
