@@ -4,6 +4,7 @@
 standard errors and ratios over one or many processes.
 """
 
+from marigold_uq.metrics.dependence import dawid_sebastiani, threshold_weighted_crps, variogram_score
 from marigold_uq.metrics.depth import DEPTH_STATISTICS, ause, depth_statistics, sparsification_curve, spearman
 from marigold_uq.metrics.probabilistic import (
     absolute_error,
@@ -26,6 +27,7 @@ from marigold_uq.metrics.probabilistic import (
     spread_skill,
     squared_error,
     student_t_interval,
+    weighted_interval_score,
 )
 from marigold_uq.metrics.reduce import DERIVED, DerivedQuantity, Estimate, MeanAccumulator, SampleTable
 
@@ -41,6 +43,7 @@ __all__ = [
     "central_interval",
     "coverage",
     "crps",
+    "dawid_sebastiani",
     "depth_statistics",
     "energy_score",
     "ensemble_statistics",
@@ -60,4 +63,7 @@ __all__ = [
     "spread_skill",
     "squared_error",
     "student_t_interval",
+    "threshold_weighted_crps",
+    "variogram_score",
+    "weighted_interval_score",
 ]

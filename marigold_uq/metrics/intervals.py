@@ -93,6 +93,22 @@ def interval_score(lower: Tensor, upper: Tensor, target: Tensor, coverage: float
     return (upper - lower) + 2 / (1 - level) * outside
 
 
+def weighted_interval_score(
+    samples: Tensor, target: Tensor, coverages: Sequence[float], method: IntervalMethod = "weibull"
+) -> Tensor:
+    """( 1/2 |y - median| + sum_k alpha_k/2 S_k ) / (K + 1/2), (...), S_k Winkler's score at coverage 1 - alpha_k.
+
+    The score of forecasts that are given as K central intervals and a median (Bracher et al., 2021); for many levels it
+    tends to the CRPS.
+    """
+    samples, target = as_ensemble(samples, target)
+    lower, upper = central_interval(samples, list(coverages), method)  # (K, ...)
+    total = 0.5 * (quantiles(samples, 0.5) - target).abs()
+    for low, high, level in zip(lower, upper, coverages, strict=True):
+        total = total + 0.5 * (1 - level) * interval_score(low, high, target, level)
+    return total / (len(lower) + 0.5)
+
+
 def reliability(samples: Tensor, target: Tensor, levels: Sequence[float], method: IntervalMethod = "weibull") -> Tensor:
     """Is the target inside the central interval of each nominal level? 0 or 1, unreduced.
 

@@ -23,6 +23,7 @@ from marigold_uq.metrics.intervals import (
     quantiles,
     reliability,
     student_t_interval,
+    weighted_interval_score,
 )
 from marigold_uq.precision import at_least_float32, full_precision
 from marigold_uq.scores.ensemble import CHUNK_ELEMENTS, ensemble_crps, ensemble_energy_score
@@ -48,6 +49,7 @@ __all__ = [
     "spread_skill",
     "squared_error",
     "student_t_interval",
+    "weighted_interval_score",
 ]
 
 
