@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from laws import random_law
-from oracles import (
+from support.laws import random_law
+from support.oracles import (
     SIZES,
     TARGETS,
     Framework,
@@ -17,7 +17,7 @@ from oracles import (
     perfect_network,
     perfect_network_of,
 )
-from references import dense_components
+from support.references import dense_components
 from torch import Tensor
 from torch.distributions import MultivariateNormal, kl_divergence
 

@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 import torch
-from laws import (
+from support.laws import (
     BATCH,
     DENSITY_NAMES,
     EVENT_SHAPES,
@@ -17,7 +17,7 @@ from laws import (
     random_value,
     scores_of,
 )
-from references import total_covariance
+from support.references import total_covariance
 from torch import Tensor
 
 from marigold_uq.distributions import (

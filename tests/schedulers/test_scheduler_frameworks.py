@@ -10,7 +10,7 @@ import torch
 from diffusers import EDMDPMSolverMultistepScheduler, EDMEulerScheduler, EulerDiscreteScheduler
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
-from oracles import (
+from support.oracles import (
     SIZES,
     TARGETS,
     Framework,

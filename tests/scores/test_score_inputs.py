@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from laws import (
+from support.laws import (
     DENSITY_NAMES,
     FAMILY_SCORES,
     HEAD,
