@@ -43,7 +43,7 @@ def test_a_run_ends_in_a_pipeline_with_its_card_that_a_fresh_process_loads(
     held_out = {
         "data": {**config["data"][1]},
         "num_samples": 2,
-        "num_steps": 1,
+        "num_inference_steps": 1,
         "num_pictures": 1,
         "mode": "trajectory",
     }
