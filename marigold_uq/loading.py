@@ -1,8 +1,8 @@
-"""Pipelines of ours by Hub name, without running code from the Hub.
+"""Load our pipelines by their Hub name, without running code from the Hub.
 
-diffusers takes a component whose class lives outside its own package for remote code: it wants the class's file in the
-repository and trust_remote_code=True, although the class is installed right here. So the files are fetched without any
-code, and such components are made by the installed classes.
+diffusers treats a component of another package as remote code. It asks for the class's file in the repository and for
+trust_remote_code=True, although the class is installed. Here the files are fetched without any code, and the installed
+classes make such components.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from huggingface_hub.errors import HFValidationError
 
 from marigold_uq.hub import is_own_component
 
-FETCH_OPTIONS = ("cache_dir", "revision", "token", "local_files_only", "force_download")
-NOT_NEEDED = ["*.py", "*.md", "*.bin", "*.msgpack", "*.onnx", ".eval_results/*"]
+__all__ = ["fetch_pretrained"]
+
+_FETCH_OPTIONS = ("cache_dir", "revision", "token", "local_files_only", "force_download")
+_NOT_NEEDED = ["*.py", "*.md", "*.bin", "*.msgpack", "*.onnx", ".eval_results/*"]
 
 
 def fetch_pretrained(
     pipeline_class: type[DiffusionPipeline], name: str | os.PathLike[str], options: Mapping[str, Any]
 ) -> tuple[Path | str, dict[str, Any]]:
-    """Folder and our own components of a pipeline, to be given to diffusers' `from_pretrained` in place of the name.
+    """Folder and own components of a pipeline, which diffusers' `from_pretrained` takes in place of the name.
 
     Args:
         pipeline_class: The class that will be loaded.
@@ -36,8 +38,8 @@ def fetch_pretrained(
         options: Keyword arguments of `from_pretrained`; a component among them is used as it is.
 
     Returns:
-        The folder (the name itself where none of its components is ours: diffusers knows how to fetch those), and
-        component name -> loaded component.
+        The folder, and component name -> loaded component. Where no component is ours, diffusers can fetch the
+        pipeline itself: then it is the name, and no components.
     """
     index = _read_index(pipeline_class, name, options)
     ours = {key: value for key, value in index.items() if is_own_component(value) and key not in options}
@@ -45,7 +47,7 @@ def fetch_pretrained(
         return str(name), {}
     folder = Path(name)
     if not folder.is_dir():
-        folder = Path(snapshot_download(str(name), ignore_patterns=NOT_NEEDED, **_fetch_options(options)))
+        folder = Path(snapshot_download(str(name), ignore_patterns=_NOT_NEEDED, **_fetch_options(options)))
     return folder, {key: _load(folder, key, value[0], value[1], options) for key, value in ours.items()}
 
 
@@ -62,7 +64,7 @@ def _read_index(
 
 
 def _fetch_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: options[key] for key in FETCH_OPTIONS if options.get(key) is not None}
+    return {key: options[key] for key in _FETCH_OPTIONS if options.get(key) is not None}
 
 
 def _load(folder: Path, component: str, module: str, class_name: str, options: Mapping[str, Any]) -> Any:

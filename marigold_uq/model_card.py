@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import marigold_uq
+from marigold_uq.calibration import Calibration, read_calibrations
+from marigold_uq.results import markdown_table, number
 
 if TYPE_CHECKING:
     from marigold_uq.hub import Evaluation, FinishedRun
 
-METRIC_TITLES = {
+__all__ = ["HUB_TASKS", "HubTask", "card_body", "metric_title", "shown_metrics", "task_of_class"]
+
+_METRIC_TITLES = {
     "abs_relative_difference": "AbsRel",
     "delta1": "delta1",
     "rmse": "RMSE",
@@ -20,7 +24,7 @@ METRIC_TITLES = {
     "energy_score": "energy score",
     "gaussian_nll": "Gaussian NLL",
     "coverage": "coverage",
-    "expected_coverage": "coverage expected of honest members",
+    "expected_coverage": "coverage expected of calibrated members",
     "interval_width": "interval width",
     "calibrated_coverage": "coverage of the calibrated interval",
     "calibrated_width": "width of the calibrated interval",
@@ -29,6 +33,15 @@ METRIC_TITLES = {
     "spearman": "Spearman of uncertainty and error",
 }
 """What a card shows where an evaluation has it, in this order; an evaluation without any is shown whole."""
+
+
+_CITATION = """\
+@article{kneissl2025improved,
+  title   = {Improved probabilistic regression using diffusion models},
+  author  = {Kneissl, Carlo and B{\\"u}lte, Christopher and Scholl, Philipp and Kutyniok, Gitta},
+  journal = {arXiv preprint arXiv:2510.04583},
+  year    = {2025}
+}"""
 
 
 @dataclass(frozen=True)
@@ -45,19 +58,32 @@ class HubTask:
     limits: tuple[str, ...]
 
 
-DEPTH_USAGE = """\
+_DEPTH_USAGE = """\
 from marigold_uq import {class_name}
 
 pipeline = {class_name}.from_pretrained("{source}")
 output = pipeline("photo.jpg", uncertainty="{mode}", coverage=0.9)
 output.prediction   # depth (1, H, W, 1), larger is farther
 output.uncertainty  # its standard deviation, in the same units
-output.quantiles    # the ends of the 90 % interval (1, H, W, 2)"""
+output.interval     # lower and upper end of the 90 % interval (1, H, W, 2)"""
 
-PIPELINE_USAGE = """\
-from {module} import {class_name}
+_FIELD_USAGE = """\
+from marigold_uq import {class_name}
 
-pipeline = {class_name}.from_pretrained("{source}")"""
+pipeline = {class_name}.from_pretrained("{source}")
+forecast = pipeline(states, num_leads=10, coverage=0.9)  # the last states, oldest first, or an xarray Dataset
+forecast.prediction   # one field per lead time
+forecast.uncertainty  # its standard deviation
+forecast.interval     # lower and upper end of the 90 % interval"""
+
+_TABULAR_USAGE = """\
+from marigold_uq import {class_name}
+
+pipeline = {class_name}.from_pretrained("{source}")
+output = pipeline(features, coverage=0.9)  # (rows, columns), or a DataFrame like that of the training
+output.prediction   # (rows, targets)
+output.uncertainty  # its standard deviation
+output.interval     # lower and upper end of the 90 % interval (2, rows, targets)"""
 
 HUB_TASKS = {
     task.name: task
@@ -69,15 +95,15 @@ HUB_TASKS = {
             class_name="MarigoldUQDepthPipeline",
             tags=("depth-estimation", "monocular-depth", "marigold", "diffusion"),
             summary="Depth of a single photograph, with a standard deviation, quantiles and samples for every pixel.",
-            usage=DEPTH_USAGE,
+            usage=_DEPTH_USAGE,
             limits=(
                 "Depth is affine-invariant unless the config says otherwise: right up to an unknown scale and shift "
                 "per image. Metres need known distances (`marigold_uq.alignment.fit_metric`).",
                 "The uncertainty describes images like those it was trained on. Mirrors, glass, sky and pictures of "
                 "pictures can be wrong with confidence.",
-                "A few members cover less than the nominal level even if they are honest: compare the coverage below "
-                "with the one expected beside it.",
-                "Not for decisions on which safety depends without calibration on data of the place of use.",
+                "An uncalibrated interval of a few members covers less than its nominal level, even if the members are "
+                "perfect. Compare the coverage below with the one expected beside it.",
+                "Do not base decisions about safety on it without a calibration on data of the place of use.",
             ),
         ),
         HubTask(
@@ -86,11 +112,11 @@ HUB_TASKS = {
             module="marigold_uq.pipelines.field",
             class_name="FieldForecastPipeline",
             tags=("spatio-temporal-forecasting", "probabilistic-forecasting", "diffusion"),
-            summary="Probabilistic forecasts of a field on a grid: ensemble members, one step ahead or rolled out.",
-            usage=PIPELINE_USAGE,
+            summary="Probabilistic forecasts of fields on a grid: ensembles, one step ahead or rolled out.",
+            usage=_FIELD_USAGE,
             limits=(
-                "It knows the grid, the time step and the variables it was trained on, and no others.",
-                "Spread and skill are measured at the lead times below; beyond them nothing is promised.",
+                "The model is bound to the grid, the time step and the variables of its training data.",
+                "Uncertainty and errors were compared at the lead times below, and at no others.",
             ),
         ),
         HubTask(
@@ -99,11 +125,11 @@ HUB_TASKS = {
             module="marigold_uq.pipelines.tabular",
             class_name="TabularRegressionPipeline",
             tags=("tabular-regression", "probabilistic-regression", "diffusion"),
-            summary="The whole distribution of a target given a row of features: samples, quantiles, intervals.",
-            usage=PIPELINE_USAGE,
+            summary="The distribution of a target given a row of features: samples, quantiles and intervals.",
+            usage=_TABULAR_USAGE,
             limits=(
                 "Features must come in the order and units of the training table.",
-                "Outside the range of the training rows the intervals are not to be trusted.",
+                "Do not trust the intervals outside the range of the training rows.",
             ),
         ),
     )
@@ -120,12 +146,12 @@ def task_of_class(class_name: str) -> HubTask:
 
 def metric_title(name: str) -> str:
     """A metric's name in print."""
-    return METRIC_TITLES.get(name, name)
+    return _METRIC_TITLES.get(name, name)
 
 
 def shown_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """The part of an evaluation that a card shows."""
-    shown = {name: metrics[name] for name in METRIC_TITLES if name in metrics}
+    shown = {name: metrics[name] for name in _METRIC_TITLES if name in metrics}
     return shown or dict(metrics)
 
 
@@ -134,6 +160,7 @@ def card_body(run: FinishedRun, *, repo_id: str | None, base_model: str | None, 
     sections = [
         f"# {run.name}\n\n{run.task.summary}{_family_sentence(run)}",
         _usage_section(run, repo_id),
+        _calibration_section(run),
         _evaluation_section(run),
         _training_section(run, base_model),
         "## Limits\n\n" + "\n".join(f"- {limit}" for limit in run.task.limits),
@@ -149,7 +176,7 @@ def _family_sentence(run: FinishedRun) -> str:
         return ""
     if family == "point":
         return " The network predicts a point at every diffusion step; uncertainty comes from an ensemble of chains."
-    return f" At every diffusion step the network predicts a law of the noise (family `{family}`), not only its mean."
+    return f" At every diffusion step the network predicts the distribution of the noise (family `{family}`)."
 
 
 def _usage_section(run: FinishedRun, repo_id: str | None) -> str:
@@ -167,6 +194,32 @@ def _usage_section(run: FinishedRun, repo_id: str | None) -> str:
     return f"{text}\n\nThrough diffusers alone (marigold_uq must be installed):\n\n```python\n{plain}\n```"
 
 
+def _calibration_section(run: FinishedRun) -> str:
+    """What was chosen on held-out data, and the calls that it holds for."""
+    records = read_calibrations(run.pipeline.get("calibration"))
+    if not records:
+        return ""
+    text = "Chosen on held-out data and stored with the model; the pipeline warns about a call under other conditions."
+    header = ["uncertainty", "steps", "members", "tau", "kappa", "intervals calibrated for coverages", "units", "data"]
+    return f"## Calibration\n\n{text}\n\n{markdown_table(header, map(_calibration_row, records))}"
+
+
+def _calibration_row(record: Calibration) -> list[Any]:
+    grid = record.interval
+    kappas = sorted({min(record.kappas), max(record.kappas)})
+    levels = [] if grid is None else [f"{100 * level:g} %" for level in (grid.coverages[0], grid.coverages[-1])]
+    return [
+        record.uncertainty or "ensemble",
+        record.num_inference_steps or "any",
+        record.ensemble_size or "any",
+        record.tau,
+        " to ".join(map(number, kappas)),
+        " to ".join(dict.fromkeys(levels)) or "none",
+        record.num_calibration or None,
+        record.note,
+    ]
+
+
 def _evaluation_section(run: FinishedRun) -> str:
     if not run.evaluations:
         return "## Evaluation\n\nNot evaluated yet."
@@ -177,12 +230,12 @@ def _evaluation_text(evaluation: Evaluation) -> str:
     """A table with standard errors, how it was made, and the command."""
     setting = f" ({evaluation.setting})" if evaluation.setting else ""
     rows = [
-        f"| {metric_title(name)} | {value:.4g} | {'' if error is None else f'{error:.2g}'} |"
+        [metric_title(name), f"{value:.4g}", "" if error is None else f"{error:.2g}"]
         for name, (value, error) in evaluation.metrics.items()
     ]
     parts = [
         f"### {evaluation.dataset_title}{setting}",
-        "\n".join(["| metric | value | standard error |", "|---|---|---|", *rows]),
+        markdown_table(["metric", "value", "standard error"], rows),
         evaluation.notes[:1].upper() + evaluation.notes[1:] + "." if evaluation.notes else "",
         f"```bash\n{evaluation.command}\n```" if evaluation.command else "",
     ]
@@ -198,7 +251,7 @@ def _training_section(run: FinishedRun, base_model: str | None) -> str:
         "started from": base_model,
         "data": ", ".join(str(part.get("name")) for part in parts) if isinstance(parts, list) else None,
         "trained": run.config.get("trainable"),
-        "steps": training.get("max_steps"),
+        "steps": run.step or training.get("max_steps"),
         "batch": training.get("batch_size"),
         "learning rate": optimizer.get("learning_rate"),
         "components": run.scheduler.get("num_components")
@@ -209,14 +262,15 @@ def _training_section(run: FinishedRun, base_model: str | None) -> str:
         "default denoising steps": run.pipeline.get("default_denoising_steps"),
         "default resolution": run.pipeline.get("default_processing_resolution"),
     }
-    rows = [f"| {name} | {value} |" for name, value in facts.items() if value not in (None, "")]
-    return "\n".join(["## Training", "", "| | |", "|---|---|", *rows]) if rows else ""
+    rows = [[name, str(value)] for name, value in facts.items() if value not in (None, "")]
+    return f"## Training\n\n{markdown_table(['setting', 'value'], rows)}" if rows else ""
 
 
 def _reference_section(run: FinishedRun) -> str:
     marigold = ", and Marigold (CVPR 2024) for depth from diffusion" if run.task.name == "depth" else ""
     return (
-        "## Reference\n\n"
+        "## Citation\n\n"
         f"Made with marigold_uq {marigold_uq.__version__}. The method: *Improved probabilistic regression using "
-        f"diffusion models*, arXiv 2510.04583{marigold}."
+        f"diffusion models*, [arXiv 2510.04583](https://arxiv.org/abs/2510.04583){marigold}.\n\n"
+        f"```bibtex\n{_CITATION}\n```"
     )

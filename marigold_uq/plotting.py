@@ -15,16 +15,26 @@ from matplotlib.figure import Figure
 
 from marigold_uq.files import atomic_path
 
+__all__ = [
+    "COLORS",
+    "REFERENCE",
+    "Series",
+    "group_bars",
+    "pit_histogram",
+    "reliability_diagram",
+    "save_figure",
+    "sparsification_plot",
+]
+
 COLORS = ("#2a6fbb", "#d1622b", "#3a8f5c", "#8a5aa8", "#b8992b", "#666666")
 REFERENCE: dict[str, Any] = {"color": "#9a9a9a", "linewidth": 1.2}
-DPI = 150
 Series = Mapping[str, Sequence[float]]  # label -> values
 
 
-def save_figure(figure: Figure, path: str | Path, *, overwrite: bool = False) -> Path:
+def save_figure(figure: Figure, path: str | Path, *, overwrite: bool = False, dpi: int = 150) -> Path:
     """Write a figure in the format of the suffix (png, svg, pdf)."""
     with atomic_path(path, overwrite=overwrite) as temporary:
-        figure.savefig(temporary, dpi=DPI)
+        figure.savefig(temporary, dpi=dpi)
     return Path(path)
 
 
@@ -36,15 +46,15 @@ def reliability_diagram(
     Args:
         levels: Nominal coverages.
         observed: One curve per label.
-        expected: What honest intervals of this kind reach (a finite ensemble covers less than its nominal level); the
-            curve to compare with. Below it is over-confident, above it under-confident.
+        expected: What calibrated intervals of this kind reach: a finite ensemble covers less than its nominal level.
+            Below this curve the model is over-confident, above it under-confident.
         title: Above the figure.
     """
     _check_lengths({**observed, "expected": expected or levels}, len(levels))
     figure, axes = _figure((4.6, 4.4), title)
     axes.plot([0, 1], [0, 1], linestyle=":", label="nominal", **REFERENCE)
     if expected is not None:
-        axes.plot(levels, expected, linestyle="--", label="expected if honest", **REFERENCE)
+        axes.plot(levels, expected, linestyle="--", label="expected if calibrated", **REFERENCE)
     for color, (label, values) in zip(_colors(len(observed)), observed.items(), strict=True):
         axes.plot(levels, values, marker="o", markersize=4, color=color, label=label)
     axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="nominal coverage", ylabel="observed coverage", aspect="equal")
@@ -79,7 +89,7 @@ def sparsification_plot(
 
 
 def pit_histogram(shares: Sequence[float], *, title: str = "Where the truth falls", label: str = "PIT") -> Figure:
-    """Shares of the PIT, or of ranks, per bin, against the flat line of an honest prediction.
+    """Shares of the PIT, or of ranks, per bin, against the flat line of a calibrated prediction.
 
     A U means over-confident, a hump under-confident, a slope biased.
     """
@@ -88,7 +98,7 @@ def pit_histogram(shares: Sequence[float], *, title: str = "Where the truth fall
     heights = [count * share / total for share in shares]
     centers = [(i + 0.5) / count for i in range(count)]
     axes.bar(centers, heights, width=0.92 / count, color=COLORS[0])
-    axes.axhline(1.0, linestyle="--", label="honest", **REFERENCE)
+    axes.axhline(1.0, linestyle="--", label="calibrated", **REFERENCE)
     axes.set(xlim=(0, 1), xlabel=f"{label} (0: below all that was predicted, 1: above)", ylabel="density")
     axes.legend(frameon=False)
     return figure

@@ -1,60 +1,74 @@
-"""Describe the layout of the UCI regression sets, and check a copy of them.
+"""Describe the layout of the UCI regression sets, or check a copy of them.
 
-    python scripts/prepare_uci.py describe
-    python scripts/prepare_uci.py check --root data/uci              # every set in the folder
-    python scripts/prepare_uci.py check --root data/uci --name yacht
+    python scripts/prepare_uci.py                                        # layout, sizes and sources
+    python scripts/prepare_uci.py --root data/uci                        # check all eight sets
+    python scripts/prepare_uci.py --root data/uci --sets yacht
 
 The exit code is 0 if everything needed is there, 1 otherwise. Nothing is written.
 """
 
-import argparse
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
+from marigold_uq.commands.runner import Invocation, run_command
 from marigold_uq.tabular import uci
 
 
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("describe", help="print the layout, the sizes and the sources")
-    checking = commands.add_parser("check", help="read every file of a copy")
-    checking.add_argument("--root", required=True, help="the folder that holds one folder per set")
-    checking.add_argument("--name", action="append", choices=list(uci.SOURCES), help="one set; all eight by default")
-    return parser.parse_args(arguments)
+@dataclass(frozen=True)
+class PrepareUCI:
+    """Describe the layout of the UCI regression sets, or check a copy of them.
+
+    Args:
+        root: The folder that holds one folder per set, to be checked; without it the layout is described.
+        sets: Names of sets to check.
+    """
+
+    root: Path | None = None
+    sets: list[str] = field(default_factory=lambda: list(uci.UCI_SETS))
+
+    def __post_init__(self) -> None:
+        unknown = set(self.sets) - set(uci.UCI_SETS)
+        if unknown:
+            raise ValueError(f"unknown set {', '.join(sorted(unknown))}; expected {', '.join(uci.UCI_SETS)}")
 
 
 def describe() -> str:
     """Layout and sources."""
     lines = [str(uci.__doc__).strip(), "", f"Splits and tables: {uci.SPLITS_SOURCE}", "Original data:"]
-    for name, source in uci.SOURCES.items():
-        size = f"{source.num_rows} rows, {source.num_features} features, {source.num_splits} splits"
-        lines.append(f"  {name:9} {source.title}: {size}; {source.url}")
+    for name, facts in uci.UCI_SETS.items():
+        size = f"{facts.num_rows} rows, {facts.num_features} features, {facts.num_splits} splits"
+        lines.append(f"  {name:9} {facts.title}: {size}; {facts.url}")
     return "\n".join(lines)
 
 
-def check(root: str, name: str) -> str | None:
+def check(root: Path, name: str) -> str | None:
     """What is wrong with one set; None if nothing is."""
     try:
         dataset = uci.UCIDataset.load(root, name)
     except uci.UCIDataError as error:
         return str(error)
-    source = uci.SOURCES[name]
+    facts = uci.UCI_SETS[name]
     found = (*dataset.features.shape, dataset.num_splits)
-    expected = (source.num_rows, source.num_features, source.num_splits)
+    expected = (facts.num_rows, facts.num_features, facts.num_splits)
     return None if found == expected else f"rows, features, splits are {found}; expected {expected}"
 
 
-def main(arguments: list[str] | None = None) -> int:
+def run(options: PrepareUCI, invocation: Invocation) -> int:
     """Describe or check; the exit code."""
-    options = parse_arguments(arguments)
-    if options.command == "describe":
+    if options.root is None:
         print(describe())
         return 0
-    problems = {name: check(options.root, name) for name in options.name or uci.SOURCES}
+    problems = {name: check(options.root, name) for name in options.sets}
     for name, problem in problems.items():
         print(f"{name:9} {'ok' if problem is None else problem}")
     return 0 if all(problem is None for problem in problems.values()) else 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command."""
+    return run_command("scripts/prepare_uci.py", PrepareUCI, run, arguments)
 
 
 if __name__ == "__main__":

@@ -80,7 +80,8 @@ def conformal_images(
 
 def interval_grid_rows(scores: Tensor, coverages: Sequence[float] = COVERAGES) -> IntervalGrid | None:
     """`conformal_rows` of scores (n, outputs) at every coverage that n rows can promise; None if they promise none."""
-    return _grid(coverages, lambda c: conformal_rows(scores.reshape(len(scores), -1), c, too_few="inf").tolist())
+    rows = scores.unsqueeze(1) if scores.ndim == 1 else scores.flatten(1)
+    return _grid(coverages, lambda c: conformal_rows(rows, c, too_few="inf").tolist())
 
 
 def interval_grid_images(

@@ -65,6 +65,8 @@ class IntervalGrid:
                 stacklevel=2,
             )
         upper = bisect_left(self.coverages, coverage)
+        if coverage in self.coverages:
+            return self.scales[upper]
         if upper in (0, len(self.coverages)):
             nearest = min(upper, len(self.coverages) - 1)
             factor = _z(coverage) / _z(self.coverages[nearest])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
@@ -76,6 +77,12 @@ class Calibration:
         unknown = set(known) - {field.name for field in fields(cls)}
         if unknown:
             raise ValueError(f"unknown calibration keys {sorted(unknown)}; made by a newer version of marigold_uq?")
+        if values.get("conformal_margin") is not None:
+            warnings.warn(
+                "the stored conformal_margin (a margin around quantiles) is no longer supported and is left out: "
+                "calibrate again to get calibrated intervals",
+                stacklevel=2,
+            )
         stored = known.pop("interval", None)
         interval = _old_interval(values) if stored is None else IntervalGrid.from_dict(stored)
         return cls(**known, interval=interval)

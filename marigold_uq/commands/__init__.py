@@ -1,1 +1,1 @@
-"""The subcommands of `marigold-uq`: a frozen dataclass of options and a function that runs it, one file each."""
+"""The subcommands of `marigold-uq`, one file each: a frozen dataclass of options and a function that runs it."""

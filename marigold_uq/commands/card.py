@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from marigold_uq.hub import make_card, push_to_hub, read_run
+from marigold_uq.commands.runner import Invocation
+
+__all__ = ["CardOptions", "run_card"]
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,10 @@ class CardOptions:
     overwrite: bool = False
 
 
-def run_card(options: CardOptions) -> int:
+def run_card(options: CardOptions, invocation: Invocation | None = None) -> int:
     """Write the files and, if asked, upload the folder."""
+    from marigold_uq.hub import make_card, push_to_hub, read_run
+
     if len(options.folder) != 1:
         raise ValueError(f"name one folder, a run or a pipeline; got {len(options.folder)}")
     if options.push_to_hub and options.repo_id is None:

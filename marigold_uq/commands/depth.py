@@ -17,6 +17,7 @@ import torch
 from tqdm.auto import tqdm
 
 from marigold_uq.commands.model import Dtype, load_pipeline, process_state
+from marigold_uq.commands.runner import Invocation
 from marigold_uq.depth.export import FORMATS, DepthRecord, export, output_paths
 from marigold_uq.files import make_folder
 from marigold_uq.pipelines.depth.call import DepthCall
@@ -82,7 +83,7 @@ class DepthOptions:
     overwrite: bool = False
 
 
-def run_depth(options: DepthOptions) -> int:
+def run_depth(options: DepthOptions, invocation: Invocation | None = None) -> int:
     """Process everything; 0 if all went well, 1 if some image failed. What makes all of it impossible is an error."""
     videos, files = find_inputs(options)
     check_output(options.output)

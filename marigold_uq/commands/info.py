@@ -8,28 +8,31 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import torch
-
 import marigold_uq
+from marigold_uq.commands.runner import Invocation
 
-PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "huggingface-hub", "numpy", "scipy")
+__all__ = ["InfoOptions", "run_info"]
+
+_PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "huggingface-hub", "numpy", "scipy")
 
 
 @dataclass(frozen=True)
 class InfoOptions:
-    """What is installed and which model would be used."""
+    """Show what is installed and which model would be used."""
 
 
-def run_info(options: InfoOptions) -> int:
+def run_info(options: InfoOptions, invocation: Invocation | None = None) -> int:
     """Print versions, devices and the embedded model."""
+    import torch
+
     print(f"marigold_uq {marigold_uq.__version__}, Python {platform.python_version()}, {platform.platform()}")
-    print(", ".join(f"{name} {installed_version(name)}" for name in PACKAGES))
-    print(f"devices: {', '.join(devices())}; torch threads: {torch.get_num_threads()}")
-    print(f"model: {describe_embedded()}")
+    print(", ".join(f"{name} {_installed_version(name)}" for name in _PACKAGES))
+    print(f"devices: {', '.join(_devices())}; torch threads: {torch.get_num_threads()}")
+    print(f"model: {_describe_embedded()}")
     return 0
 
 
-def installed_version(name: str) -> str:
+def _installed_version(name: str) -> str:
     """Version of a package, or that it is missing."""
     try:
         return version(name)
@@ -37,13 +40,15 @@ def installed_version(name: str) -> str:
         return "(missing)"
 
 
-def devices() -> list[str]:
+def _devices() -> list[str]:
     """Where a model could run, best first."""
+    import torch
+
     found = [f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count())]
     return [*found, *(["mps"] if torch.backends.mps.is_available() else []), "cpu"]
 
 
-def describe_embedded() -> str:
+def _describe_embedded() -> str:
     """One line on the model that `depth` uses by default."""
     from marigold_uq.pipelines.depth.starting_point import embedded_path
 

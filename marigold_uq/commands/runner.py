@@ -1,20 +1,31 @@
-"""How every command runs: options from flags and YAML, user code on request, one line for an error to mend."""
+"""How every command runs: options from flags and YAML, user code on request, one line for an error the user can fix."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 import sys
+from argparse import SUPPRESS
 from argparse import ArgumentParser as PlainParser
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from jsonargparse import ActionConfigFile, ArgumentParser
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
+
+__all__ = ["INTERRUPTED", "Command", "Invocation", "make_parser", "parse_options", "run_command"]
 
 Options = TypeVar("Options")
 INTERRUPTED = 130
+_SHORT = {"output": ["-o"]}
+_IMPORT_HELP = (
+    "--import MODULE imports a module of yours first, from the current folder or the environment; it may register data "
+    "sets or noise families. May be repeated."
+)
 
 
 @dataclass(frozen=True)
@@ -25,6 +36,34 @@ class Invocation:
     config: str  # all options, resolved, as YAML
 
 
+@dataclass(frozen=True)
+class Command:
+    """A command by the names of its parts, "module:name", so that listing commands imports none of them.
+
+    Args:
+        options: A frozen dataclass; see `run_command`.
+        run: A function of (options, invocation) that returns the exit code.
+        summary: One line for the list of commands.
+        positional: The field that is given without a name.
+        defaults: Defaults that a dataclass cannot express.
+    """
+
+    options: str
+    run: str
+    summary: str = ""
+    positional: str | None = None
+    defaults: dict[str, Any] = field(default_factory=dict)
+
+    def main(self, program: str, arguments: Sequence[str] | None = None) -> int:
+        """Parse and run; Ctrl-C ends with one line, also while modules are being imported."""
+        return _guarded(program, lambda: self._run(program, arguments))
+
+    def _run(self, program: str, arguments: Sequence[str] | None) -> int:
+        given = list(sys.argv[1:] if arguments is None else arguments)
+        parsed = parse_options(program, _resolve(self.options), given, self.defaults, self.positional)
+        return int(_resolve(self.run)(*parsed))
+
+
 def run_command(
     program: str,
     options: type[Options],
@@ -32,31 +71,31 @@ def run_command(
     arguments: Sequence[str] | None = None,
     *,
     defaults: dict[str, Any] | None = None,
+    positional: str | None = None,
 ) -> int:
     """Parse, run, and turn errors into exit codes.
 
     Every field of the dataclass `options` is a flag and a key of `--config`; an unknown key or a wrong type is an
-    error. `--import my_module` runs a module of the user's first, which may register data sets or families.
+    error. `--import my_module` imports a module of the user's first, which may register data sets or families.
 
     Args:
-        program: How the command is started, for example "eval/eval_depth.py".
+        program: How the command is started, for example "eval/eval_depth.py" or "scripts.studies.fields.sweep".
         options: A frozen dataclass whose docstring describes the command and its fields.
         run: Does the work; returns the exit code.
         arguments: Words of the command line; by default those of the process.
         defaults: Defaults that a dataclass cannot express, as plain values.
+        positional: The field that is given without a name.
 
     Returns:
-        What `run` returns; 130 if interrupted, 2 for an error that names what to mend.
+        What `run` returns; 130 if interrupted, 2 for an error that the user can fix.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    return _guarded(program, lambda: run(*parse_options(program, options, given, defaults, positional)))
+
+
+def _guarded(program: str, run: Callable[[], int]) -> int:
     try:
-        rest = import_user_modules(given)
-        parser = make_parser(program, options, defaults)
-        parsed = parser.parse_args(rest)
-        invocation = Invocation(shlex.join(["python", program, *given]), parser.dump(parsed))
-        values = parser.instantiate(parsed)
-        values.pop("config", None)
-        return run(options(**values), invocation)
+        return run()
     except KeyboardInterrupt:
         print("interrupted; run the same command again to resume", file=sys.stderr)
         return INTERRUPTED
@@ -67,17 +106,79 @@ def run_command(
         return 2
 
 
-def make_parser(program: str, options: type[Any], defaults: dict[str, Any] | None = None) -> ArgumentParser:
-    """A flag and a YAML key per field."""
-    parser = ArgumentParser(prog=program, description=(options.__doc__ or "").splitlines()[0], allow_abbrev=False)
+def parse_options(
+    program: str,
+    options: type[Options],
+    arguments: Sequence[str],
+    defaults: dict[str, Any] | None = None,
+    positional: str | None = None,
+) -> tuple[Options, Invocation]:
+    """The options that these words of a command line mean, and the record of the call."""
+    parser = make_parser(program, options, defaults, positional)
+    parsed = parser.parse_args(_import_user_modules(arguments))
+    invocation = Invocation(" ".join([parser.prog, *map(shlex.quote, arguments)]), parser.dump(parsed))
+    values = parser.instantiate(parsed)
+    names = [one.name for one in dataclasses.fields(options) if one.name in values]  # type: ignore[arg-type]
+    return options(**{name: values[name] for name in names}), invocation
+
+
+def make_parser(
+    program: str, options: type[Any], defaults: dict[str, Any] | None = None, positional: str | None = None
+) -> ArgumentParser:
+    """A flag and a YAML key per field; booleans are switches, lists take several words."""
+    from jsonargparse import ActionConfigFile, ArgumentParser
+
+    description = (options.__doc__ or "").splitlines()[0]
+    start = "" if program.startswith("marigold-uq") else "python " if "/" in program else "python -m "
+    parser = ArgumentParser(prog=start + program, description=description, epilog=_IMPORT_HELP, allow_abbrev=False)
     parser.add_argument("--config", action=ActionConfigFile, help="YAML file; any field can be overridden by a flag")
-    parser.add_class_arguments(options, as_group=False)
+    own = _own_arguments(options, positional)
+    parser.add_class_arguments(options, as_group=False, skip=set(own))
+    for name, settings in own.items():
+        names = [name] if name == positional else [*_SHORT.get(name, ()), f"--{name}"]
+        parser.add_argument(*names, **settings)
     if defaults:
         parser.set_defaults(defaults)
     return parser
 
 
-def import_user_modules(arguments: Sequence[str]) -> list[str]:
+def _own_arguments(options: type[Any], positional: str | None) -> dict[str, dict[str, Any]]:
+    """Fields that read better on a command line than jsonargparse would have them: switches, word lists, `-o`."""
+    from docstring_parser import parse
+    from jsonargparse import ActionYesNo
+
+    described = {entry.arg_name: entry.description for entry in parse(options.__doc__ or "").params}
+    types, found = get_type_hints(options), {}
+    for one in dataclasses.fields(options):
+        kind, default = types[one.name], _default(one)
+        settings: dict[str, Any] = {"help": described.get(one.name), "default": default}
+        if one.name == positional:
+            settings |= {"type": get_args(kind)[0], "nargs": "*", "default": SUPPRESS}  # or it would hide the file's
+        elif kind is bool and default is not dataclasses.MISSING:
+            # Beside a positional argument the word after a switch belongs to that.
+            settings |= (
+                {"action": "store_true"} if positional else {"action": ActionYesNo(no_prefix="no_"), "nargs": "?"}
+            )
+        elif get_origin(kind) is list and _is_plain(get_args(kind)[0]) and default is not dataclasses.MISSING:
+            settings |= {"type": get_args(kind)[0], "nargs": "+"}
+        elif one.name in _SHORT and default is not dataclasses.MISSING:
+            settings["type"] = kind
+        else:
+            continue
+        found[one.name] = settings
+    return found
+
+
+def _default(one: dataclasses.Field[Any]) -> Any:
+    return one.default if one.default_factory is dataclasses.MISSING else one.default_factory()
+
+
+def _is_plain(kind: Any) -> bool:
+    """Whether one word on a command line is one element: a number, a text, a path, or a choice of texts."""
+    return kind in (int, float, str, Path) or get_origin(kind) is Literal
+
+
+def _import_user_modules(arguments: Sequence[str]) -> list[str]:
     """Import what `--import` names, from the current folder or the environment; the other words."""
     parser = PlainParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--import", dest="modules", action="append", default=[])
@@ -90,3 +191,8 @@ def import_user_modules(arguments: Sequence[str]) -> list[str]:
         except ImportError as error:
             raise ValueError(f"--import {name}: {error}") from error
     return rest
+
+
+def _resolve(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)

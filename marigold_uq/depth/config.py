@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from marigold_uq.depth.data import DepthTransform
-from marigold_uq.depth.task import ObjectiveConfig
 from marigold_uq.training.config import TrainingConfig
+from marigold_uq.training.objective import ObjectiveConfig
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class DepthTrainConfig:
     data: list[DataPart] = field(default_factory=paper_data)
     epoch_length: int | None = None
     transform: DepthTransform = field(default_factory=DepthTransform)
-    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    objective: ObjectiveConfig = field(default_factory=lambda: ObjectiveConfig(noise_strength=0.9))
     trainable: Literal["full", "head", "lora"] = "full"
     lora_rank: int = 16
     validation: ValidationConfig = field(default_factory=ValidationConfig)

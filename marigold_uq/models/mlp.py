@@ -63,7 +63,7 @@ class StackedModel(ModelMixin, ConfigMixin):
     def select(self, model: int) -> Self:
         """Cut one model out, as a stack of one with the same output; it shares no memory with this one."""
         if not 0 <= model < self.config.num_models:
-            raise IndexError(f"model {model} of a stack of {self.config.num_models}")
+            raise IndexError(f"model index {model} is out of range for a stack of {self.config.num_models}")
         options = {name: value for name, value in self.config.items() if not name.startswith("_")}
         alone = type(self)(**{**options, "num_models": 1})
         own = {name: value[model : model + 1].clone() for name, value in self.state_dict().items()}
@@ -185,9 +185,9 @@ class StackedBaseline(StackedModel):
     ) -> None:
         super().__init__()
         if activation not in ("leaky_relu", "silu"):
-            raise ValueError(f"activation is 'leaky_relu' or 'silu'; got {activation!r}")
+            raise ValueError(f"activation must be 'leaky_relu' or 'silu'; got {activation!r}")
         if not 0 <= dropout < 1:
-            raise ValueError(f"dropout is the share of dropped units within [0, 1); got {dropout}")
+            raise ValueError(f"dropout must be a share of the units within [0, 1); got {dropout}")
         sizes = [num_features, *hidden, num_targets]
         self.layers = nn.ModuleList(StackedLinear(num_models, a, b) for a, b in pairwise(sizes))
 

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from marigold_uq.component_config import store_in_config
 from marigold_uq.distributions import family_class
 
+__all__ = ["add_condition_channels", "narrow", "widen"]
+
 
 @torch.no_grad()
 def add_condition_channels(unet: Any, condition_channels: int) -> None:
@@ -44,7 +46,7 @@ def widen(
     initial_factor: float = 0.01,
     seed: int = 0,
 ) -> None:
-    """Turn a point predictor into the network of `noise_family`, in place; the mean of its law stays what it was.
+    """Turn a point predictor into the network of `noise_family`, in place; the predicted mean stays what it was.
 
     Scales start constant at `initial_scale`; mixture components start with equal weights, spread evenly over one
     `initial_scale` either side of the pretrained output; low-rank factors start near zero but not at it, where their

@@ -1,17 +1,6 @@
-"""Tables: preprocessing, stacked training of many small networks, and `DiffusionRegressor`, an sklearn estimator."""
+"""Tables: `DiffusionRegressor`, an sklearn estimator that predicts distributions, and how it is trained and scored."""
 
-from typing import TYPE_CHECKING, Any
+from marigold_uq.tabular.recipe import TrainingOptions
+from marigold_uq.tabular.regressor import DiffusionRegressor
 
-if TYPE_CHECKING:
-    from marigold_uq.tabular.regressor import DiffusionRegressor
-
-__all__ = ["DiffusionRegressor"]
-
-
-def __getattr__(name: str) -> Any:
-    """Import the estimator when it is asked for: its pipeline needs modules of this package, and may come first."""
-    if name == "DiffusionRegressor":
-        from marigold_uq.tabular.regressor import DiffusionRegressor
-
-        return DiffusionRegressor
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__all__ = ["DiffusionRegressor", "TrainingOptions"]

@@ -88,14 +88,15 @@ def _read_csv(path: Path, source: TableSource) -> LoadedTable:
         raise ImportError("reading a CSV needs pandas: `pip install pandas`, or store X and y in an npz") from error
     frame = pandas.read_csv(path)
     if not source.target:
-        raise TableError(f"say which column of {path} is the target; it has {', '.join(map(str, frame.columns))}")
+        raise TableError(f"name the target column of {path}; it has {', '.join(map(str, frame.columns))}")
     taken = [*source.target, *([source.weight] if source.weight else [])]
     features = source.features or [name for name in frame.columns if name not in taken]
     missing = [name for name in [*taken, *features] if name not in frame.columns]
     if missing:
         raise TableError(f"{path} has no column {', '.join(missing)}; it has {', '.join(map(str, frame.columns))}")
-    if set(features) & set(source.target):
-        raise TableError(f"a target is no feature; {', '.join(sorted(set(features) & set(source.target)))} is both")
+    both = sorted(set(features) & set(source.target))
+    if both:
+        raise TableError(f"a target cannot be a feature; {', '.join(both)} is both")
     targets = frame[source.target].to_numpy(dtype=np.float64)
     weights = frame[source.weight].to_numpy(dtype=np.float64) if source.weight else None
     flat = targets[:, 0] if len(source.target) == 1 else targets

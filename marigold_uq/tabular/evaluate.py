@@ -1,36 +1,38 @@
-"""The command of `eval/eval_tabular.py`: score a saved pipeline, or fit and score all splits of a UCI set."""
+"""Score predictions for tables: those of a saved run, or of a model that is fitted to every split of a UCI set."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from sklearn.base import clone
 from tqdm.auto import tqdm
 
-from marigold_uq.calibration import conformal_rows
-from marigold_uq.files import atomic_path, make_folder
+from marigold_uq.calibration import interval_grid_rows
+from marigold_uq.commands.runner import Invocation
 from marigold_uq.pipelines.tabular import TabularRegressionPipeline
 from marigold_uq.plotting import save_figure
-from marigold_uq.tabular import DiffusionRegressor
+from marigold_uq.results import markdown_table, write_results
 from marigold_uq.tabular.data import LoadedTable, TableError, TableSource, read_table
-from marigold_uq.tabular.estimators import score_estimator
 from marigold_uq.tabular.figures import calibration_figure
-from marigold_uq.tabular.run import CONFORMAL_FILE
-from marigold_uq.tabular.scores import SplitScores, Spread, pooled_curves, score_rows, summarize_splits
+from marigold_uq.tabular.run import ModelOptions
+from marigold_uq.tabular.scores import (
+    SplitScores,
+    Spread,
+    pooled_curves,
+    score_all_splits,
+    score_rows,
+    summarize_splits,
+)
 from marigold_uq.tabular.uci import UCIDataset
-from marigold_uq.training.run_folder import versions
 
-METRICS_FILE = "metrics.json"
 SHOWN = (
     "rmse", "crps", "nll", "coverage_50", "coverage_80", "coverage_90", "coverage_95", "width_95",
     "interval_coverage_95", "interval_width_95", "fit_seconds", "fit_cpu_seconds",
 )  # fmt: skip
+COVERAGE = 0.95
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class UCISource:
     Args:
         root: Folder with one folder per set.
         name: The set.
-        splits: Only the first so many splits.
+        splits: Only the first splits, this many.
     """
 
     root: Path
@@ -48,22 +50,72 @@ class UCISource:
     splits: int | None = None
 
 
-def evaluate_uci(source: UCISource, model: DiffusionRegressor, *, num_samples: int, seed: int) -> list[SplitScores]:
-    """Fit a clone of `model` on each split, seeded with seed + split, and score its test rows."""
+@dataclass(frozen=True)
+class EvaluateTabular:
+    """Score predictions for tables: RMSE, fair CRPS, Gaussian NLL, coverage and width of intervals, PIT.
+
+    Args:
+        output: Folder for the results.
+        run: A folder of train_tabular.py, to score on `data`.
+        data: Rows to score the run on.
+        uci: Or: a set to fit and score, split by split.
+        model: How the models of `uci` are trained.
+        ensemble_size: Draws per row.
+        seed: Of fits and draws.
+    """
+
+    output: Path
+    run: Path | None = None
+    data: TableSource | None = None
+    uci: UCISource | None = None
+    model: ModelOptions = field(default_factory=ModelOptions)
+    ensemble_size: int = 100
+    seed: int = 0
+
+
+def run_evaluation(options: EvaluateTabular, invocation: Invocation) -> int:
+    """The command of `eval/eval_tabular.py`."""
+    settings = {"ensemble_size": options.ensemble_size, "seed": options.seed}
+    model: str | dict[str, Any]
+    if options.run is not None and options.data is not None and options.uci is None:
+        splits = evaluate_run(options.run, options.data, **settings)
+        title = f"{options.run} on {options.data.path}"
+        model, data = str(options.run / "model"), options.data.path.name
+    elif options.uci is not None and options.run is None and options.data is None:
+        splits = evaluate_uci(options.uci, options.model, **settings)
+        title = f"{options.uci.name}, {len(splits)} splits, preset {options.model.preset}"
+        model, data = options.model.changes(), options.uci.name
+    else:
+        raise ValueError("give --run and --data.path to score a trained model, or --uci.root and --uci.name to fit one")
+    text = write_evaluation(
+        options.output,
+        title,
+        splits,
+        command=invocation.command,
+        config=invocation.config,
+        predictor={"model": model},
+        data={"name": data, "title": data},
+        **settings,
+    )
+    print(f"{text}written to {options.output}")
+    return 0
+
+
+def evaluate_uci(source: UCISource, model: ModelOptions, *, ensemble_size: int, seed: int) -> list[SplitScores]:
+    """Fit a model to each split, seeded with seed + split, and score its test rows."""
     dataset = UCIDataset.load(source.root, source.name)
-    count = dataset.num_splits if source.splits is None else min(source.splits, dataset.num_splits)
-    return [
-        score_estimator(
-            clone(model).set_params(random_state=seed + number),
-            dataset.split(number),
-            num_samples=num_samples,
+    splits = list(dataset)[: source.splits]
+    with tqdm(total=len(splits), desc=source.name, unit="split") as bar:
+        return score_all_splits(
+            lambda number: model.estimator(seed=number, ensemble_size=ensemble_size),
+            splits,
+            ensemble_size=ensemble_size,
             seed=seed,
+            keep=lambda scores: bar.update(),
         )
-        for number in tqdm(range(count), source.name, unit="split")
-    ]
 
 
-def evaluate_run(folder: Path, source: TableSource, *, num_samples: int, seed: int) -> list[SplitScores]:
+def evaluate_run(folder: Path, source: TableSource, *, ensemble_size: int, seed: int) -> list[SplitScores]:
     """Scores of a trained run (a folder of train_tabular.py) on a table, one entry per target (`target` names it)."""
     folder, table = Path(folder), read_table(source)
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
@@ -74,21 +126,24 @@ def evaluate_run(folder: Path, source: TableSource, *, num_samples: int, seed: i
         if missing:
             raise TableError(f"{source.path} has no column {', '.join(missing)}, which {folder} was trained on")
         features = features[run["feature_names"]]
-    pipeline = TabularRegressionPipeline.from_pretrained(folder / "model")
-    output = pipeline(features, num_samples, seed=run["seed"] + seed)
+    pipeline = load_run(folder)
+    record = pipeline.calibration_for()
+
+    def draw(size: int, coverage: float | None) -> Any:
+        generator = torch.Generator().manual_seed(run["seed"] + seed)
+        return pipeline(features, size, coverage=coverage, generator=generator)
+
+    samples, intervals = draw(ensemble_size, None).samples, None
+    if record.interval is not None and record.interval.coverages[-1] >= COVERAGE:
+        # intervals hold for the number of draws that they were calibrated with
+        intervals = draw(record.ensemble_size or ensemble_size, COVERAGE).interval
     targets = table.targets.reshape(len(table.targets), -1)
-    if (folder / CONFORMAL_FILE).exists() and num_samples != run["n_samples"]:
-        # conformal scores were made from so many draws, and hold for as many
-        output_of_fit = pipeline(features, run["n_samples"], seed=run["seed"] + seed)
-        intervals = _intervals(folder, output_of_fit.mean, output_of_fit.std)
-    else:
-        intervals = _intervals(folder, output.mean, output.std)
     scores = [
         score_rows(
-            output.samples[..., c],
+            samples[..., c],
             targets[:, c],
             target_scale=scale,
-            interval=None if intervals is None else intervals[c],
+            interval=None if intervals is None else intervals[:, :, c].T,
             seed=seed,
         )
         for c, scale in enumerate(run["target_scale"])
@@ -96,6 +151,19 @@ def evaluate_run(folder: Path, source: TableSource, *, num_samples: int, seed: i
     if len(scores) == 1:
         return scores
     return [{**one, "target": name} for one, name in zip(scores, run["target_names"], strict=True)]
+
+
+def load_run(folder: Path) -> TabularRegressionPipeline:
+    """The pipeline of a run. Those of versions before the first release kept their conformal scores in a file."""
+    pipeline = TabularRegressionPipeline.from_pretrained(folder / "model")
+    old = folder / "conformal.npz"
+    if old.exists():
+        size = json.loads((folder / "run.json").read_text(encoding="utf-8"))["n_samples"]
+        with np.load(old) as stored:
+            scores = torch.from_numpy(stored["scores"])
+        record, grid = pipeline.calibration_for(), interval_grid_rows(scores)
+        pipeline.calibrate(replace(record, interval=grid, ensemble_size=size, num_calibration=len(scores)))
+    return pipeline
 
 
 def _check_targets(folder: Path, run: Mapping[str, Any], source: TableSource, table: LoadedTable) -> None:
@@ -106,60 +174,41 @@ def _check_targets(folder: Path, run: Mapping[str, Any], source: TableSource, ta
         raise TableError(f"{folder} predicts {', '.join(expected)}; the target of {source.path} is {', '.join(found)}")
 
 
-def _intervals(folder: Path, mean: NDArray[np.float64], std: NDArray[np.float64]) -> list[NDArray[np.float64]] | None:
-    """Conformal 95 % intervals (rows, 2) of each target; None if the run was not calibrated or has too few rows."""
-    if not (folder / CONFORMAL_FILE).exists():
-        return None
-    with np.load(folder / CONFORMAL_FILE) as stored:
-        factor = conformal_rows(torch.from_numpy(stored["scores"]), 0.05, too_few="inf").numpy()  # (C,)
-    if not np.isfinite(factor).all():
-        return None
-    reach = factor * std
-    return [np.stack([mean[:, c] - reach[:, c], mean[:, c] + reach[:, c]], 1) for c in range(mean.shape[1])]
-
-
-def write_evaluation(output: Path, title: str, splits: Sequence[SplitScores], facts: Mapping[str, Any]) -> str:
+def write_evaluation(
+    output: Path, title: str, splits: Sequence[SplitScores], *, ensemble_size: int, **facts: Any
+) -> str:
     """metrics.json, metrics.md and calibration.png in a folder that holds no evaluation yet; the table as text.
 
     Targets have units of their own and are no splits: each gets its own table, and metrics called TARGET/METRIC.
+    `facts` are those of `write_results`.
     """
-    if (Path(output) / METRICS_FILE).exists():
-        raise FileExistsError(f"{output} holds an evaluation; choose another output")
-    make_folder(output)
     groups: dict[str, list[SplitScores]] = {}
     for one in splits:
         groups.setdefault(one.get("target", ""), []).append(one)
     summaries = {target: summarize_splits(group) for target, group in groups.items()}
-    text = "\n".join([f"# {title}", *(line for block in summaries.items() for line in _block(*block))]) + "\n"
+    text = "\n\n".join([f"# {title}", *(part for block in summaries.items() for part in _block(*block))]) + "\n"
     metrics = {
         f"{target}/{name}" if target else name: {"value": spread.mean, **asdict(spread)}
         for target, summary in summaries.items()
         for name, spread in summary.items()
     }
-    content = {
-        "task": "tabular",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        **facts,
+    described: dict[str, Any] = {
         "average": "mean over splits",
         "num_splits": len(splits) // len(groups),
-        "metrics": metrics,
         "splits": list(splits),
-        "versions": versions(),
     }
+    reports = {"metrics.md": text}
+    write_results(output, "tabular", metrics, reports=reports, ensemble_size=ensemble_size, **described, **facts)
     curves = {target: pooled_curves(group) for target, group in groups.items()}
-    figure = calibration_figure(curves, title=title, num_samples=facts["num_samples"])
+    figure = calibration_figure(curves, title=title, ensemble_size=ensemble_size)
     save_figure(figure, Path(output) / "calibration.png", overwrite=True)
-    for name, written in (("metrics.md", text), (METRICS_FILE, json.dumps(content, indent=1, allow_nan=False) + "\n")):
-        with atomic_path(Path(output) / name, overwrite=True) as temporary:
-            temporary.write_text(written, encoding="utf-8")
     return text
 
 
 def _block(target: str, summary: Mapping[str, Spread]) -> Iterator[str]:
     """The table of one target, below its name if it has one."""
-    yield from ["", f"## {target}", ""] if target else [""]
-    yield from ["| metric | mean | std over splits | standard error |", "| --- | --- | --- | --- |"]
-    for name in (name for name in SHOWN if name in summary):
-        spread = summary[name]
-        rest = ["" if value is None else f"{value:.3g}" for value in (spread.std, spread.standard_error)]
-        yield f"| {name} | {spread.mean:.5g} | {rest[0]} | {rest[1]} |"
+    if target:
+        yield f"## {target}"
+    shown = {name: summary[name] for name in SHOWN if name in summary}
+    rows = [[name, spread.mean, spread.std, spread.standard_error] for name, spread in shown.items()]
+    yield markdown_table(["metric", "mean", "std over splits", "standard error"], rows)

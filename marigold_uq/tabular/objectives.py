@@ -1,4 +1,4 @@
-"""What a stack is trained on: what is drawn for each row, and the score of each row."""
+"""What a stack is trained for: the random numbers drawn for each row, and the score of each row."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -23,7 +23,7 @@ class Objective(Protocol):
         ...
 
     def examples(self, rows: Batch) -> dict[str, Tensor]:
-        """What `scores` needs of rows with their draws, worked out for a whole epoch at once; each (..., n, ...)."""
+        """What `scores` needs of rows with their draws, worked out for a whole epoch at once; each (n, ...)."""
         ...
 
     def scores(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -52,10 +52,12 @@ class BaselineObjective:
 
 
 class DenoisingObjective:
-    """Score of the law of the noise in x_t; columns `features`, `baseline` and `residual`, the x_0 of the diffusion.
+    """Score of the predicted noise distribution.
+
+    Columns are `features`, `baseline` and `residual`, the x_0 of the diffusion.
 
     Args:
-        scheduler: Says family, prediction type and schedule.
+        scheduler: Family, prediction type and schedule.
         num_targets: Target columns C.
         score: A name of `marigold_uq.scores.SCORES`; None takes the family's own.
         num_draws: Draws M of a family that is known through draws only.
@@ -75,8 +77,6 @@ class DenoisingObjective:
             )
         self.scheduler, self.score = scheduler, score
         self.num_draws = num_draws if scheduler.family.noise_channels else 0
-        abar = scheduler.alphas_cumprod
-        self.signal, self.noise = abar.sqrt(), (1 - abar).sqrt()
         self.num_targets = num_targets
 
     def draw(self, num_rows: int, generator: torch.Generator) -> dict[str, Tensor]:
@@ -92,26 +92,20 @@ class DenoisingObjective:
         return drawn
 
     def examples(self, rows: Batch) -> dict[str, Tensor]:
-        """x_t and what the law of the network's output is scored at."""
-        t, noise, residual = rows["timestep"], rows["noise"], rows["residual"]
-        signal, scale = self.signal[t].unsqueeze(-1), self.noise[t].unsqueeze(-1)  # (..., n, 1)
-        if self.scheduler.config.prediction_type == "epsilon":
-            target = noise
-        elif self.scheduler.config.prediction_type == "v_prediction":
-            target = signal * noise - scale * residual
-        else:
-            target = residual
+        """x_t and the target at which the predicted distribution is scored."""
+        of_noise = rows["residual"], rows["noise"], rows["timestep"]  # each (n, ...)
         kept = {name: column for name, column in rows.items() if name not in ("noise", "residual")}
-        return {**kept, "x_t": signal * residual + scale * noise, "target": target}
+        x_t, target = self.scheduler.add_noise(*of_noise), self.scheduler.training_target(*of_noise)
+        return {**kept, "x_t": x_t, "target": target}
 
     def scores(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Score of the predicted law at `target`, mean over targets, (S, B)."""
+        """Score of the predicted distribution at `target`, mean over targets, (S, B)."""
         target = batch["target"]
-        scores = sample_scores(self._law(model, batch), target.flatten(0, 1), self.score)
+        scores = sample_scores(self._distribution(model, batch), target.flatten(0, 1), self.score)
         return scores.unflatten(0, tuple(target.shape[:2]))
 
-    def _law(self, model: nn.Module, batch: Batch) -> NoiseDistribution:
-        """All draws of an implicit law are rows of one network call."""
+    def _distribution(self, model: nn.Module, batch: Batch) -> NoiseDistribution:
+        """All draws of an implicit distribution are rows of one network call."""
         x_t, timestep, features, baseline = (batch[name] for name in ("x_t", "timestep", "features", "baseline"))
         if not self.num_draws:
             return self.scheduler.noise_distribution(model(x_t, timestep, features, baseline).flatten(0, 1))

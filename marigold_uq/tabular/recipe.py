@@ -1,21 +1,58 @@
-"""How a model for a table is made: the published recipe, and ours; each a function of the training data alone."""
+"""How a model for a table is made: the published recipe, ours, and what users may change in them."""
 
 from dataclasses import dataclass, fields, replace
 from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from marigold_uq.distributions import family_class
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
 
-FAMILIES = ("point", "gaussian", "mixture", "sample")
-"""Laws of single numbers; families with correlations between coordinates have nothing to say about one number."""
+TABLE_FAMILIES = ("point", "gaussian", "mixture", "sample")
+"""Distributions of single numbers; the other families add correlations between coordinates."""
 
 PRESETS = ("default", "paper")
 
 FEW_ROWS = 500
-"""Below, kappa is chosen on validation rows (docs/tabular.md says on what this limit rests)."""
+"""Below, kappa is chosen on validation rows (docs/tabular.md explains this limit)."""
+ROWS_PER_VALUE = 20
+"""A target takes few values if each is seen so often on average: new rows then hold no new value, as a rule."""
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """Details of training, for `DiffusionRegressor(training_options=...)`; None takes the preset's choice.
+
+    Args:
+        num_components: Components of the mixture.
+        num_draws: Draws per row in training of the family "sample".
+        baseline_epochs: At most this many epochs, trees or steps of each part of the baseline.
+        dropout: Of the MLP baseline.
+        batch_size, learning_rate: Of the denoiser.
+        early_stopping: Stop each model on an inner split of the training rows; False trains `max_epochs`.
+        patience: Epochs without progress.
+        prediction_type: What the distribution describes: "epsilon", "v_prediction" or "sample" (x_0).
+        num_timesteps: Of the diffusion.
+        kappa_from_validation: Choose kappa on the rows that each model stopped on, around out-of-fold predictions of
+            the baseline (20 rows or more); not where a target takes few values. The preset "default" does so for
+            tables of fewer than 500 rows.
+        snap: Whether draws of a target that takes few values move to the nearest of them.
+    """
+
+    num_components: int | None = None
+    num_draws: int | None = None
+    baseline_epochs: int | None = None
+    dropout: float | None = None
+    batch_size: int | None = None
+    learning_rate: float | None = None
+    early_stopping: bool | None = None
+    patience: int | None = None
+    prediction_type: str | None = None
+    num_timesteps: int | None = None
+    kappa_from_validation: bool | None = None
+    snap: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -28,7 +65,7 @@ class Recipe:
     """A name of `marigold_uq.scores.SCORES`; None takes the family's own: CRPS, energy score or squared error."""
     num_draws: int = 4
     """Draws per row in training of the family "sample"."""
-    num_members: int = 1
+    num_models: int = 1
     prediction_type: Literal["epsilon", "sample", "v_prediction"] = "epsilon"
     num_timesteps: int = 50
     num_inference_steps: int | None = None
@@ -36,44 +73,46 @@ class Recipe:
     baseline: Literal["mlp", "trees", "experts", "none"] = "mlp"
     dropout: float = 0.1
     baseline_epochs: int = 1000
-    """At most so many epochs, trees or steps of each part of the baseline."""
+    """At most this many epochs, trees or steps of each part of the baseline."""
     batch_size: int = 32
     max_epochs: int = 5000
     learning_rate: float = 1e-3
     ema_decay: float | None = 0.995
     patience: int | None = None
-    """Epochs without progress on the inner validation rows after which a member stops; None: no validation rows."""
+    """Epochs without progress on the inner validation rows after which a model stops; None: no validation rows."""
     validation_fraction: float = 0.15
-    fold_members: bool = False
-    """Whether the validation rows of the members are different folds of the table instead of random shares."""
+    validation_folds: bool = False
+    """Whether the validation rows of the models are different folds of the table instead of random shares."""
     calibration_fraction: float = 0.0
     kappa_from_validation: bool = False
-    """Whether kappa is chosen on what each member says about its own validation rows (`with_kappa_rows`)."""
+    """Whether kappa is chosen on each model's predictions for its own validation rows (`resolve_recipe`)."""
     scale_residual: bool = False
     """Whether the diffused residual is scaled to unit variance; the paper leaves it in units of the target."""
     snap: bool = False
-    """Whether draws of a target that takes few values go to the nearest of them (`known_values`)."""
+    """Whether draws of a target that takes few values move to the nearest of them (`known_values`)."""
 
     def __post_init__(self) -> None:
-        if self.noise_family not in FAMILIES:
+        if self.noise_family not in TABLE_FAMILIES:
             family_class(self.noise_family)  # an unknown name lists all the known ones
-            raise ValueError(f"noise_family of a table is one of {', '.join(FAMILIES)}; got {self.noise_family!r}")
+            raise ValueError(
+                f"noise_family of a table must be one of {', '.join(TABLE_FAMILIES)}; got {self.noise_family!r}"
+            )
         if self.baseline not in ("mlp", "trees", "experts", "none"):
-            raise ValueError(f"baseline is 'mlp', 'trees', 'experts' or 'none'; got {self.baseline!r}")
-        counts = ("num_components", "num_members", "num_timesteps", "batch_size", "max_epochs", "baseline_epochs")
+            raise ValueError(f"baseline must be 'mlp', 'trees', 'experts' or 'none'; got {self.baseline!r}")
+        counts = ("num_components", "num_models", "num_timesteps", "batch_size", "max_epochs", "baseline_epochs")
         for name in counts:
             if not (isinstance(getattr(self, name), Integral) and getattr(self, name) >= 1):
-                raise ValueError(f"{name} is an integer of at least 1; got {getattr(self, name)!r}")
+                raise ValueError(f"{name} must be an integer of at least 1; got {getattr(self, name)!r}")
         for name in ("validation_fraction", "calibration_fraction"):
             if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} is a share of the rows within [0, 1); got {getattr(self, name)!r}")
+                raise ValueError(f"{name} must be a share of the rows within [0, 1); got {getattr(self, name)!r}")
         steps = self.num_inference_steps
         if steps is not None and not (isinstance(steps, Integral) and 1 <= steps <= self.num_timesteps):
             raise ValueError(
-                f"num_inference_steps is an integer from 1 to num_timesteps={self.num_timesteps}; got {steps!r}"
+                f"num_inference_steps must be an integer from 1 to num_timesteps={self.num_timesteps}; got {steps!r}"
             )
         if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate is positive; got {self.learning_rate!r}")
+            raise ValueError(f"learning_rate must be positive; got {self.learning_rate!r}")
 
     def scheduler(self) -> DistributionalDDIMScheduler:
         """T timesteps, linear betas 0.001..0.35, eta = 1, no clipping."""
@@ -126,7 +165,7 @@ def paper_recipe(num_rows: int, dataset: str | None = None) -> Recipe:
 
 
 def default_recipe(num_rows: int) -> Recipe:
-    """Ours: experts out-of-fold, an ensemble whose members stop early on different folds, targets of few values kept.
+    """Ours: experts out-of-fold, an ensemble whose models stop early on different folds, targets of few values kept.
 
     About 6000 steps at most, in batches that grow with the table.
     """
@@ -135,7 +174,7 @@ def default_recipe(num_rows: int) -> Recipe:
     max_epochs = min(400, max(20, 6000 // steps_per_epoch))
     return Recipe(
         noise_family="mixture",
-        num_members=5,
+        num_models=5,
         prediction_type="v_prediction",  # epsilon multiplies the head's error by 1 / sqrt(abar_T), about 200
         num_inference_steps=10,
         baseline="experts",
@@ -144,32 +183,50 @@ def default_recipe(num_rows: int) -> Recipe:
         max_epochs=max_epochs,
         ema_decay=0.99,
         patience=max(10, max_epochs // 8) if num_rows >= 40 else None,
-        fold_members=True,
+        validation_folds=True,
         kappa_from_validation=num_rows < FEW_ROWS,
         scale_residual=True,
         snap=True,
     )
 
 
-def with_early_stopping(recipe: Recipe, early_stopping: bool | None) -> Recipe:
-    """Turn early stopping on (an eighth of the epochs without progress) or off; None leaves it as it is."""
+def resolve_recipe(preset: str, num_rows: int, *, options: TrainingOptions | None = None, **changes: Any) -> Recipe:
+    """The preset's recipe for a table of `num_rows` rows; changes that are None leave the preset's choice."""
+    if preset not in PRESETS:
+        raise ValueError(f"preset must be one of {', '.join(PRESETS)}; got {preset!r}")
+    recipe = paper_recipe(num_rows) if preset == "paper" else default_recipe(num_rows)
+    details = vars(options or TrainingOptions())
+    given = {
+        name: value.item() if isinstance(value, np.generic) else value  # numpy's numbers cannot be saved as JSON
+        for name, value in {**changes, **details}.items()
+        if value is not None
+    }
+    early_stopping = given.pop("early_stopping", None)
+    if early_stopping is False and "patience" in given:
+        raise ValueError(f"patience={given['patience']} needs early stopping, but early_stopping is False")
+    unknown = set(given) - {field.name for field in fields(Recipe)}
+    if unknown:
+        raise ValueError(f"a recipe has no {', '.join(sorted(unknown))}")
+    changed = replace(recipe, **{"num_inference_steps": None, **given})
+    if "num_inference_steps" not in given and recipe.num_inference_steps is not None:
+        changed = replace(changed, num_inference_steps=min(recipe.num_inference_steps, changed.num_timesteps))
     if early_stopping is False:
-        return replace(recipe, patience=None)
-    if early_stopping and recipe.patience is None:
-        return replace(recipe, patience=max(10, recipe.max_epochs // 8))
-    return recipe
+        changed = replace(changed, patience=None)
+    elif early_stopping and changed.patience is None:
+        changed = replace(changed, patience=max(10, changed.max_epochs // 8))
+    return _checked_kappa_rows(changed, given.get("kappa_from_validation"))
 
 
-def with_kappa_rows(recipe: Recipe, asked: bool | None) -> Recipe:
-    """Keep `kappa_from_validation` only where members have validation rows that the baseline has not seen.
+def _checked_kappa_rows(recipe: Recipe, asked: bool | None) -> Recipe:
+    """Keep `kappa_from_validation` only where models have validation rows that the baseline has not seen.
 
-    If it was asked for and cannot be, that is an error; as a preset's choice it is dropped.
+    If it was asked for and cannot be done, that is an error; as a preset's choice it is dropped.
     """
     obstacle = None
     if recipe.patience is None:
         obstacle = "early stopping is off, so there are no validation rows"
     elif recipe.baseline == "mlp":
-        obstacle = "the MLP baseline is fitted on all rows, its errors on validation rows are too small"
+        obstacle = "the MLP baseline is fitted on all rows, so its errors on validation rows are too small"
     elif recipe.calibration_fraction:
         obstacle = "calibration_fraction sets rows aside for kappa"
     if obstacle is None or not recipe.kappa_from_validation:
@@ -179,20 +236,8 @@ def with_kappa_rows(recipe: Recipe, asked: bool | None) -> Recipe:
     return replace(recipe, kappa_from_validation=False)
 
 
-def resolve_recipe(preset: str, num_rows: int, **changes: Any) -> Recipe:
-    """The preset's recipe for a table of `num_rows` rows; changes that are None leave the preset's choice."""
-    if preset not in PRESETS:
-        raise ValueError(f"preset is one of {', '.join(PRESETS)}; got {preset!r}")
-    recipe = paper_recipe(num_rows) if preset == "paper" else default_recipe(num_rows)
-    given = {
-        name: value.item() if isinstance(value, np.generic) else value  # numpy's numbers cannot be saved as JSON
-        for name, value in changes.items()
-        if value is not None
-    }
-    unknown = set(given) - {field.name for field in fields(Recipe)}
-    if unknown:
-        raise ValueError(f"a recipe has no {', '.join(sorted(unknown))}")
-    changed = replace(recipe, **{"num_inference_steps": None, **given})
-    if "num_inference_steps" in given or recipe.num_inference_steps is None:
-        return changed
-    return replace(changed, num_inference_steps=min(recipe.num_inference_steps, changed.num_timesteps))
+def known_values(targets: NDArray[np.float64]) -> list[list[float] | None] | None:
+    """For each column of (n, C) its values, rising, if there are few, else None; None if no column has few."""
+    values = [np.unique(column) for column in targets.T]
+    few = [v.tolist() if len(v) * ROWS_PER_VALUE <= len(targets) else None for v in values]
+    return few if any(v is not None for v in few) else None

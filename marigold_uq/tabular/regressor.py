@@ -1,4 +1,4 @@
-"""`DiffusionRegressor`: an sklearn estimator that predicts the whole law of y given x."""
+"""`DiffusionRegressor`: an sklearn estimator that predicts the whole distribution of y given x."""
 
 import warnings
 from dataclasses import dataclass, replace
@@ -12,14 +12,14 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils import check_random_state, check_X_y
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from marigold_uq.calibration import choose_kappa, conformal_rows, residual_ratio
-from marigold_uq.metrics import central_interval, quantiles
+from marigold_uq.calibration import Calibration, choose_kappa, interval_grid_rows, residual_ratio
 from marigold_uq.models.mlp import StackedBaseline, StackedModel
 from marigold_uq.pipelines.tabular.columns import TabularEncoder, is_frame
 from marigold_uq.pipelines.tabular.pipeline import DRAWS_FOR_KAPPA, TabularOutput, TabularRegressionPipeline
-from marigold_uq.tabular.fitting import Table, ValidationRows, fit_stack
-from marigold_uq.tabular.known_values import known_values
-from marigold_uq.tabular.recipe import Recipe, resolve_recipe, with_early_stopping, with_kappa_rows
+from marigold_uq.tabular.recipe import Recipe, TrainingOptions, known_values, resolve_recipe
+from marigold_uq.tabular.stack import TrainingRows, ValidationRows, fit_stack
+
+__all__ = ["DiffusionRegressor", "TabularUncertainty"]
 
 Array = NDArray[np.float64]
 AnyStack = TypeVar("AnyStack", bound=StackedModel)
@@ -34,56 +34,45 @@ ROWS_FOR_KAPPA = 20
 class TabularUncertainty:
     """Standard deviations in units of y, each (rows[, outputs]); None where a model has no such estimate.
 
-    The total is calibrated, its parts are before kappa: with a kappa below 1 they may exceed it.
+    The total is calibrated; its parts are before kappa and may exceed it where kappa is below 1.
     """
 
     total: Array
+    between_models: Array | None
+    """Between the means of independently trained models; None for a single model."""
+    within_models: Array | None
+    """The rest of the total, before calibration: the root of the models' mean variance."""
     epistemic: Array | None
-    """Between the means of independently trained members; None for a single member."""
-    aleatoric: Array | None
-    """What remains of the total, before calibration: sqrt(mean member variance)."""
-    head: Array | None
-    """The paper's epistemic estimate from the head's own law along the trajectory; None for point and sample."""
+    """The head's own estimate along the trajectory; None for point and sample."""
 
 
 class DiffusionRegressor(RegressorMixin, BaseEstimator):
     """Probabilistic regression: a diffusion model of what a baseline leaves unexplained.
 
-    `preset="paper"` is the published recipe; `preset="default"` has a baseline of several experts (trees, networks, a
+    `preset="paper"` is the published recipe. `preset="default"` has a baseline of several experts (trees, networks, a
     Gaussian process) combined out-of-fold, an ensemble with early stopping, and keeps to the values of a target that
-    takes few. All other arguments at None take the preset's choice, which depends on the training data alone.
+    takes few. Arguments that are None take the preset's choice, which depends on the training data alone.
 
     Args:
         preset: "default" or "paper".
         noise_family: "point", "gaussian", "mixture" or "sample".
-        num_components: Components of the mixture.
-        num_members: Independently trained models.
-        num_draws: Draws per row in training of the family "sample".
+        num_models: Independently trained models.
         baseline: "mlp", "trees", "experts" or "none".
-        baseline_epochs: At most so many epochs, trees or steps of each part of the baseline.
-        dropout: Of the MLP baseline.
-        batch_size, max_epochs, learning_rate: Of the denoiser.
-        early_stopping: Stop each member on an inner split of the training rows; False trains `max_epochs`.
-        patience: Epochs without progress.
-        prediction_type: What the law is put on: "epsilon", "v_prediction" or "sample" (x_0).
-        num_timesteps, num_inference_steps: Of the diffusion and of the sampler.
-        calibration_fraction: Share of the rows that is set aside for kappa (20 rows or more) and conformal intervals; 0
-            for none. Where a target takes few values none are set aside.
-        kappa_from_validation: Choose kappa on what each member says about the rows that it stopped on, around
-            out-of-fold predictions of the baseline (20 rows or more); not where a target takes few values. The preset
-            "default" does so for tables of fewer than 500 rows.
-        snap: Whether draws of a target that takes few values go to the nearest of them.
-        n_samples: Draws per row behind `predict`, quantiles and intervals; an interval between quantiles needs 39 of
-            them for 95 %, with fewer it is that between the outermost draws.
+        max_epochs: Of the denoiser.
+        num_inference_steps: Denoising steps of a prediction.
+        calibration_fraction: Share of the rows that is set aside for kappa (20 rows or more) and conformal intervals;
+            0 for none. Where a target takes few values none are set aside.
+        training_options: Everything else, see `TrainingOptions`.
+        ensemble_size: Draws per row behind predictions, quantiles and intervals.
         inference_dtype: "float64", or "float32", which draws twice as fast; a row's prediction then depends on the
             other rows in the sixth digit.
         random_state: Seed; the same seed and data give the same model and the same predictions.
         verbose: 1 shows progress bars.
 
     Attributes:
-        pipeline_: The fitted `TabularRegressionPipeline` (`pipeline_.save_pretrained(folder)`).
+        pipeline_: The fitted `TabularRegressionPipeline` with its calibration (`pipeline_.save_pretrained(folder)`).
         recipe_: All choices that were made.
-        conformal_scores_: |y - mean| / std of the rows set aside, (rows, outputs), or None.
+        n_epochs_: Epochs that each model was trained for.
         n_features_in_, feature_names_in_: As everywhere in sklearn.
     """
 
@@ -92,48 +81,26 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         preset: str = "default",
         *,
         noise_family: str | None = None,
-        num_components: int | None = None,
-        num_members: int | None = None,
-        num_draws: int | None = None,
+        num_models: int | None = None,
         baseline: str | None = None,
-        baseline_epochs: int | None = None,
-        dropout: float | None = None,
-        batch_size: int | None = None,
         max_epochs: int | None = None,
-        learning_rate: float | None = None,
-        early_stopping: bool | None = None,
-        patience: int | None = None,
-        prediction_type: str | None = None,
-        num_timesteps: int | None = None,
         num_inference_steps: int | None = None,
         calibration_fraction: float | None = None,
-        kappa_from_validation: bool | None = None,
-        snap: bool | None = None,
-        n_samples: int = 100,
+        training_options: TrainingOptions | None = None,
+        ensemble_size: int = 100,
         inference_dtype: str = "float64",
         random_state: int | np.random.RandomState | None = None,
         verbose: int = 0,
     ) -> None:
         self.preset = preset
         self.noise_family = noise_family
-        self.num_components = num_components
-        self.num_members = num_members
-        self.num_draws = num_draws
+        self.num_models = num_models
         self.baseline = baseline
-        self.baseline_epochs = baseline_epochs
-        self.dropout = dropout
-        self.batch_size = batch_size
         self.max_epochs = max_epochs
-        self.learning_rate = learning_rate
-        self.early_stopping = early_stopping
-        self.patience = patience
-        self.prediction_type = prediction_type
-        self.num_timesteps = num_timesteps
         self.num_inference_steps = num_inference_steps
         self.calibration_fraction = calibration_fraction
-        self.kappa_from_validation = kappa_from_validation
-        self.snap = snap
-        self.n_samples = n_samples
+        self.training_options = training_options
+        self.ensemble_size = ensemble_size
         self.inference_dtype = inference_dtype
         self.random_state = random_state
         self.verbose = verbose
@@ -141,7 +108,7 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
     def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train on rows X (rows, features) and targets y (rows,) or (rows, outputs).
 
-        Rows that weigh less than 1e-12 of the heaviest are left out. Weights count in training and for kappa;
+        Rows that weigh less than 1e-12 of the heaviest are left out. Weights count in training and for kappa; the
         rows that conformal intervals come from count alike.
         """
         features, targets = self._check_training_data(X, y)
@@ -156,80 +123,63 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         self.seed_ = int(random.randint(2**31 - 1))
         values = known_values(targets) if self.recipe_.snap else None
         if values is not None:
-            # draws of few values often all agree: a spread of 0 can be neither stretched nor divided by
-            if self.recipe_.calibration_fraction or self.kappa_from_validation:
-                warnings.warn(
-                    "a target takes few values: no rows are set aside for calibration, and there is no kappa"
-                    " (snap=False changes that)",
-                    stacklevel=2,
-                )
-            self.recipe_ = replace(self.recipe_, calibration_fraction=0.0, kappa_from_validation=False)
+            self._give_up_calibration()
         train, held_out = _set_aside(len(features), self.recipe_.calibration_fraction, random)
-        table = Table(features[train], targets[train], weights[train])
+        table = TrainingRows(features[train], targets[train], weights[train])
         stack = fit_stack([table], self.recipe_, [self.seed_], verbose=bool(self.verbose))
         self.n_epochs_ = stack.epochs
         self.pipeline_ = TabularRegressionPipeline(
-            in_dtype(stack.network, dtype),
+            _in_dtype(stack.network, dtype),
             stack.scheduler,
-            in_dtype(stack.baseline, dtype) if isinstance(stack.baseline, StackedBaseline) else stack.baseline,
+            _in_dtype(stack.baseline, dtype) if isinstance(stack.baseline, StackedBaseline) else stack.baseline,
             columns=None if self._columns is None else self._columns.to_config(),
-            default_num_inference_steps=self.recipe_.num_inference_steps,
+            default_denoising_steps=self.recipe_.num_inference_steps,
             values=values,
         )
         self.pipeline_.set_progress_bar_config(disable=not self.verbose)
-        self.conformal_scores_: Array | None = None
         if len(held_out):
-            self._calibrate(Table(features[held_out], targets[held_out], weights[held_out]))
+            self._calibrate(TrainingRows(features[held_out], targets[held_out], weights[held_out]))
         elif self.recipe_.kappa_from_validation and stack.validation is not None:
             self._kappa_from_validation(table, stack.validation)
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Array | tuple[Array, Array]:
-        """Mean of the predictive law, (rows[, outputs]); with `return_std` also its standard deviation (total)."""
+        """Mean of the predictive distribution, (rows[, outputs]); with `return_std` also its standard deviation."""
         output = self._draw(X)
-        mean = self._shaped(output.mean)
-        return (mean, self._shaped(output.std)) if return_std else mean
+        mean = self._shaped(output.prediction)
+        return (mean, self._shaped(output.uncertainty)) if return_std else mean
 
-    def sample(self, X: Any, n_samples: int | None = None) -> Array:
-        """Draws from the predictive law, (n_samples, rows[, outputs])."""
-        return self._shaped(self._draw(X, n_samples).samples)
+    def sample(self, X: Any, ensemble_size: int | None = None) -> Array:
+        """Draws from the predictive distribution, (ensemble_size, rows[, outputs])."""
+        return self._shaped(self._draw(X, ensemble_size).samples)
 
-    def predict_quantiles(self, X: Any, q: float | ArrayLike) -> Array:
-        """Quantiles of the predictive law at levels q, (rows, len(q)[, outputs])."""
-        levels = [float(level) for level in np.atleast_1d(np.asarray(q, dtype=np.float64))]
-        values = quantiles(torch.from_numpy(self._draw(X).samples), levels)  # (Q, rows, C)
-        return self._shaped(values.transpose(0, 1).numpy())
+    def predict_quantiles(self, X: Any, quantiles: float | ArrayLike) -> Array:
+        """Quantiles of the predictive distribution at these levels, (rows, levels[, outputs])."""
+        levels = [float(level) for level in np.atleast_1d(np.asarray(quantiles, dtype=np.float64))]
+        values = self._draw(X, quantiles=levels).quantiles
+        assert values is not None
+        return self._shaped(np.moveaxis(values, 0, 1))
 
     def predict_interval(self, X: Any, coverage: float = 0.95) -> Array:
-        """Central interval, (rows, 2[, outputs]).
+        """Central interval, (rows, 2[, outputs]); an interval lies within those of higher coverage.
 
-        With rows set aside in `fit` it is split-conformal, mean +- q std, and covers a new exchangeable row with at
-        least this probability (each output by itself); infinite if too few rows were set aside for `coverage`.
-        Without, it is between quantiles of the draws.
+        With rows set aside in `fit` it is prediction -+ scale x uncertainty. At the calibrated coverages (.1 to .995,
+        as far as the number n of these rows allows: n / (n + 1)) it is split-conformal: it contains a new exchangeable
+        row with at least this probability, each output by itself. In between it is interpolated. Beyond it is
+        extrapolated, with a warning. Without such rows it lies between quantiles of the draws and promises nothing.
         """
-        if not 0 < coverage < 1:
-            raise ValueError(f"coverage lies strictly between 0 and 1; got {coverage}")
-        output = self._draw(X)
-        if self.conformal_scores_ is None:
-            lower, upper = (end.numpy() for end in central_interval(torch.from_numpy(output.samples), coverage))
-        else:
-            # rounded, so that 1 - 0.9 is the 1/10 that was meant
-            alpha = round(1 - coverage, 12)
-            factor = conformal_rows(torch.from_numpy(self.conformal_scores_), alpha, too_few="inf").numpy()  # (C,)
-            lower, upper = output.mean - factor * output.std, output.mean + factor * output.std
-        return self._shaped(np.stack([lower, upper], axis=1))
+        ends = self._draw(X, coverage=coverage).interval
+        assert ends is not None
+        return self._shaped(np.moveaxis(ends, 0, 1))
 
     def predict_uncertainty(self, X: Any) -> TabularUncertainty:
         """Total uncertainty of each row, and where it comes from; all are standard deviations."""
         check_is_fitted(self)
-        has_head = self.pipeline_.scheduler.family.has_spread
-        output = self._draw(X, head_epistemic=has_head)
-        between = within = None
-        if output.member_samples.shape[0] > 1 and output.member_samples.shape[1] > 1:
-            between = self._shaped(output.ensemble_epistemic)
-            within = self._shaped(np.sqrt(output.member_samples.var(1, ddof=1).mean(0)))
-        head = None if output.head_epistemic is None else self._shaped(output.head_epistemic)
-        return TabularUncertainty(self._shaped(output.std), between, within, head)
+        output = self._draw(X, output_epistemic=self.pipeline_.scheduler.family.has_spread)
+        parts = (output.between_models, output.within_models, output.epistemic)
+        return TabularUncertainty(
+            self._shaped(output.uncertainty), *(None if part is None else self._shaped(part) for part in parts)
+        )
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -237,11 +187,26 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         return tags
 
     def _resolve(self, num_rows: int) -> Recipe:
+        if not isinstance(self.training_options, TrainingOptions | None):
+            raise TypeError(f"training_options must be TrainingOptions(...) or None; got {self.training_options!r}")
         names = [name for name in self.get_params(deep=False) if name in Recipe.__dataclass_fields__]
-        if self.early_stopping is False and self.patience is not None:
-            raise ValueError(f"patience={self.patience} needs early stopping, but early_stopping is False")
-        recipe = resolve_recipe(self.preset, num_rows, **{name: getattr(self, name) for name in names})
-        return with_kappa_rows(with_early_stopping(recipe, self.early_stopping), self.kappa_from_validation)
+        changes = {name: getattr(self, name) for name in names}
+        return resolve_recipe(self.preset, num_rows, options=self.training_options, **changes)
+
+    @property
+    def _wants_kappa(self) -> bool:
+        """Whether kappa from validation rows was asked for, not only the preset's choice."""
+        return bool(self.training_options and self.training_options.kappa_from_validation)
+
+    def _give_up_calibration(self) -> None:
+        """Draws of few values often all agree: a spread of 0 can be neither stretched nor divided by."""
+        if self.recipe_.calibration_fraction or self._wants_kappa:
+            warnings.warn(
+                "a target takes few values: no rows are set aside for calibration, and there is no kappa"
+                " (snap=False changes that)",
+                stacklevel=3,
+            )
+        self.recipe_ = replace(self.recipe_, calibration_fraction=0.0, kappa_from_validation=False)
 
     def _check_training_data(self, X: Any, y: ArrayLike) -> tuple[Array, NDArray[Any]]:
         self._columns = TabularEncoder.fit(X) if is_frame(X) else None
@@ -268,35 +233,51 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         validate_data(self, X, skip_check_array=True, reset=False)
         return self._encoder.transform(X)
 
-    def _draw(self, X: Any, n_samples: int | None = None, head_epistemic: bool = False) -> TabularOutput:
-        count = self.n_samples if n_samples is None else n_samples
-        if not isinstance(count, Integral) or count < (2 if n_samples is None else 1):
-            raise ValueError(f"n_samples is an integer of at least 2 (1 in `sample`); got {count!r}")
+    def _draw(self, X: Any, ensemble_size: int | None = None, **options: Any) -> TabularOutput:
+        count = self.ensemble_size if ensemble_size is None else ensemble_size
+        if not isinstance(count, Integral) or count < (2 if ensemble_size is None else 1):
+            raise ValueError(f"ensemble_size must be an integer of at least 2 (1 in `sample`); got {count!r}")
         features = self._features(X)
-        return self.pipeline_(features, int(count), seed=self.seed_, head_epistemic=head_epistemic)
+        return self.pipeline_(features, int(count), generator=self._generator(), **options)
 
-    def _calibrate(self, table: Table) -> None:
-        """kappa by the CRPS, and conformal scores; mean +- q std does not change with kappa, so the rows serve both."""
-        count = self._draws_for_kappa
-        self._choose_kappa(self.pipeline_(table.features, count, seed=self.seed_).samples, table.targets, table.weights)
-        output = self.pipeline_(table.features, count, seed=self.seed_)
-        mean, std = torch.from_numpy(output.mean), torch.from_numpy(output.std)
-        self.conformal_scores_ = residual_ratio(mean, std, torch.from_numpy(table.targets)).numpy()
+    def _generator(self) -> torch.Generator:
+        """The same stream for every call."""
+        return torch.Generator().manual_seed(self.seed_)
 
-    def _kappa_from_validation(self, table: Table, validation: ValidationRows) -> None:
-        """kappa from the validation rows of all members, around what the baseline said out-of-fold.
+    def _calibrate(self, table: TrainingRows) -> None:
+        """kappa by the CRPS, and intervals; mean -+ q std does not change with kappa, so the rows serve both."""
+        size = self._draws_for_kappa
+        draws = self.pipeline_(table.features, size, generator=self._generator()).samples
+        self._choose_kappa(draws, table.targets, table.weights)
+        output = self.pipeline_(table.features, self.ensemble_size, generator=self._generator())
+        parts = (output.prediction, output.uncertainty, table.targets)
+        scores = residual_ratio(*(torch.from_numpy(part) for part in parts))  # (rows, C)
+        record = self.pipeline_.calibration_for()
+        self.pipeline_.calibrate(
+            replace(
+                record,
+                interval=interval_grid_rows(scores),
+                num_inference_steps=self._steps,
+                ensemble_size=self.ensemble_size,
+                num_calibration=len(scores),
+                note="rows set aside in fit",
+            )
+        )
 
-        Neither was fitted on these rows; the member's stopping, the experts' weights, the process's hyper-parameters
+    def _kappa_from_validation(self, table: TrainingRows, validation: ValidationRows) -> None:
+        """kappa from the validation rows of all models, around out-of-fold predictions of the baseline.
+
+        Neither was fitted on these rows; the model's stopping, the experts' weights, the process's hyper-parameters
         and the scales of the columns did use them.
         """
         samples, rows = [], torch.cat(validation.rows).numpy()
-        for member, index in enumerate(validation.rows):
-            extras = None if validation.extras is None else validation.extras[member]
-            output = self.pipeline_.select(member)(
+        for model, index in enumerate(validation.rows):
+            extras = None if validation.extras is None else validation.extras[model]
+            output = self.pipeline_.select(model)(
                 table.features[index.numpy()],
                 self._draws_for_kappa,
-                seed=self.seed_,
-                baseline_output=(validation.predictions[member], extras),
+                generator=self._generator(),
+                baseline_output=(validation.predictions[model], extras),
             )
             samples.append(output.samples)
         self._choose_kappa(np.concatenate(samples, 1), table.targets[rows], table.weights[rows])
@@ -304,37 +285,42 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
     @property
     def _draws_for_kappa(self) -> int:
         """As many as are drawn once there is a kappa: with fewer it would also make up for their noisy mean."""
-        return max(self.n_samples, DRAWS_FOR_KAPPA * self.recipe_.num_members)
+        return max(self.ensemble_size, DRAWS_FOR_KAPPA * self.recipe_.num_models)
+
+    @property
+    def _steps(self) -> int:
+        return self.recipe_.num_inference_steps or self.recipe_.num_timesteps
 
     def _choose_kappa(self, samples: Array, targets: Array, weights: Array) -> None:
-        """The factors of best CRPS, one per target, for draws (n, rows, C)."""
+        """Store the factors of best CRPS, one per target, for draws (n, rows, C)."""
         if len(targets) < ROWS_FOR_KAPPA:
-            if self.kappa_from_validation:
+            if self._wants_kappa:
                 warnings.warn(
                     f"there is no kappa: it needs {ROWS_FOR_KAPPA} held-out rows, there are {len(targets)}",
                     stacklevel=4,
                 )
             return
         draws, truth, weight = torch.from_numpy(samples), torch.from_numpy(targets), torch.from_numpy(weights)
-        kappa = [choose_kappa(draws[..., c], truth[:, c], weights=weight).kappa for c in range(truth.shape[1])]
-        self.pipeline_.register_to_config(kappa=kappa)
+        kappa = tuple(choose_kappa(draws[..., c], truth[:, c], weights=weight).kappa for c in range(truth.shape[1]))
+        note = "validation rows of training" if self.recipe_.kappa_from_validation else "rows set aside in fit"
+        self.pipeline_.calibrate(Calibration(kappa=kappa, num_inference_steps=self._steps, note=note))
 
     def _shaped(self, values: Array) -> Array:
         """Without the axis of outputs if y had none."""
         return values[..., 0] if self._is_flat else values
 
 
-def _inference_dtype(name: str) -> torch.dtype:
-    if name not in ("float32", "float64"):
-        raise ValueError(f"inference_dtype is 'float64' or 'float32'; got {name!r}")
-    return torch.float32 if name == "float32" else torch.float64
-
-
-def in_dtype(model: AnyStack, dtype: torch.dtype) -> AnyStack:
+def _in_dtype(model: AnyStack, dtype: torch.dtype) -> AnyStack:
     """Parameters in `dtype`; statistics are buffers and stay in float64."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     return model
+
+
+def _inference_dtype(name: str) -> torch.dtype:
+    if name not in ("float32", "float64"):
+        raise ValueError(f"inference_dtype must be 'float64' or 'float32'; got {name!r}")
+    return torch.float32 if name == "float32" else torch.float64
 
 
 def _check_weights(sample_weight: ArrayLike | None, features: Array) -> Array:

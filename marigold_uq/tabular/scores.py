@@ -1,16 +1,19 @@
-"""How good the predictive draws for the rows of one test set are, and what that comes to over splits."""
+"""How good the predictive draws for test rows are: one test set, all splits of a set, means over splits."""
 
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from marigold_uq.metrics import central_interval, crps, gaussian_nll, interval_score, pit, reliability, squared_error
+from marigold_uq.tabular.uci import UCISplit
 
 Array = NDArray[np.float64]
 SplitScores = dict[str, Any]
@@ -36,13 +39,13 @@ def score_rows(
         seed: Breaks the ties of the PIT.
 
     Returns:
-        `rmse` of the mean of the draws, fair `crps`, `nll` (Gaussian; left out where all draws of a row agree, as those
-        of a target of few values may: such a law has no density), `coverage_50` .. `coverage_95` and `width_95`
+        `rmse` of the mean of the draws, fair `crps`, `nll` (Gaussian; left out where all draws of a row agree, as
+        for a target of few values: such a distribution has no density), `coverage_50` .. `coverage_95` and `width_95`
         of central intervals between Weibull quantiles, `interval_score_95`; `interval_coverage_95`,
         `interval_width_95` and `interval_score_own_95` with an interval; the curves `reliability` at
         `RELIABILITY_LEVELS` and `pit`, counts in `PIT_BINS` bins.
     """
-    draws, truth = torch.from_numpy(np.ascontiguousarray(samples)), torch.from_numpy(np.ascontiguousarray(targets))
+    draws, truth = torch.from_numpy(np.array(samples)), torch.from_numpy(np.array(targets))
     scores: SplitScores = {
         "num_rows": len(truth),
         "rmse": math.sqrt(squared_error(draws, truth).mean()),
@@ -68,13 +71,77 @@ def _score_interval(interval: Array, targets: Array) -> SplitScores:
     if interval.shape != (len(targets), 2):
         raise ValueError(f"expected intervals ({len(targets)}, 2), lower and upper end per row; got {interval.shape}")
     lower, upper = interval.T
-    low, high, truth = (torch.from_numpy(np.ascontiguousarray(values)) for values in (lower, upper, targets))
+    low, high, truth = (torch.from_numpy(np.array(values)) for values in (lower, upper, targets))
     score = interval_score(low, high, truth, 0.95)
     return {
         "interval_coverage_95": float(((lower <= targets) & (targets <= upper)).mean()),
         "interval_width_95": float((upper - lower).mean()),
         "interval_score_own_95": float(score.mean()),
     }
+
+
+class ProbabilisticRegressor(Protocol):
+    """What is scored: the part of `DiffusionRegressor` that other models can be given too."""
+
+    def fit(self, X: Array, y: Array) -> Any:
+        """Train on rows (n, F) and targets (n,)."""
+        ...
+
+    def sample(self, X: Array, ensemble_size: int) -> Array:
+        """Draws (ensemble_size, rows)."""
+        ...
+
+    def predict_interval(self, X: Array, coverage: float) -> Array:
+        """Central intervals (rows, 2)."""
+        ...
+
+
+def score_estimator(model: ProbabilisticRegressor, split: UCISplit, *, ensemble_size: int, seed: int) -> SplitScores:
+    """Fit on the training rows, draw for the test rows; scores, and seconds of wall and processor time of both."""
+    scores: SplitScores = {}
+    with timed(scores, "fit"):
+        model.fit(split.train_features, split.train_targets)
+    with timed(scores, "sample"):
+        samples = model.sample(split.test_features, ensemble_size)
+    interval = model.predict_interval(split.test_features, 0.95)
+    scale = float(split.train_targets.std())
+    return {**score_rows(samples, split.test_targets, target_scale=scale, interval=interval, seed=seed), **scores}
+
+
+@contextmanager
+def timed(scores: dict[str, Any], name: str) -> Iterator[None]:
+    """Enter `NAME_seconds` (wall) and `NAME_cpu_seconds` (processor) of the block into `scores`."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    yield
+    scores[f"{name}_seconds"] = time.perf_counter() - wall
+    scores[f"{name}_cpu_seconds"] = time.process_time() - cpu
+
+
+Factory = Callable[[int], ProbabilisticRegressor]
+"""A fresh model for a seed."""
+
+
+def score_all_splits(
+    factory: Factory,
+    splits: Sequence[UCISplit],
+    *,
+    ensemble_size: int,
+    seed: int,
+    done: Sequence[SplitScores] = (),
+    keep: Callable[[list[SplitScores]], None] = lambda scores: None,
+    settings: Callable[[Any], Mapping[str, Any]] = lambda model: {},
+) -> list[SplitScores]:
+    """Scores of every split, one fit each, seeded with seed + split; those in `done` are taken as they are.
+
+    `keep` is called with all scores after each split; `settings` adds facts about the fitted model.
+    """
+    scores = list(done)
+    for number, split in list(enumerate(splits))[len(scores) :]:
+        model = factory(seed + number)
+        one = score_estimator(model, split, ensemble_size=ensemble_size, seed=seed)
+        scores.append({**one, **settings(model)})
+        keep(scores)
+    return scores
 
 
 @dataclass(frozen=True)

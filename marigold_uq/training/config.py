@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+__all__ = ["OptimizerConfig", "TrainingConfig"]
+
 
 def _at_least(smallest: int, name: str, value: float) -> None:
     if value < smallest:
-        raise ValueError(f"{name} is at least {smallest}; got {value}")
+        raise ValueError(f"{name} must be at least {smallest}; got {value}")
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         for name in ("learning_rate", "final_factor"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is positive; got {getattr(self, name)}")
+                raise ValueError(f"{name} must be positive; got {getattr(self, name)}")
         for name in ("warmup_steps", "weight_decay", "max_grad_norm"):
             _at_least(0, name, getattr(self, name))
         if self.decay != "constant" and self.decay_steps <= self.warmup_steps:
@@ -50,6 +53,25 @@ class OptimizerConfig:
                 f"decay_steps={self.decay_steps} counts from the start of training and must exceed "
                 f"warmup_steps={self.warmup_steps}; or take decay='constant'"
             )
+
+    def at(self, step: int) -> float:
+        """The rate of the optimiser step `step`, counted from 0: a function of the step, so nothing is saved.
+
+        With n = step + 1 (n = 0 would be a step of length 0) and W = warmup_steps the peak is multiplied by n / W for
+        n < W. Then, with u from 0 at n = W to 1 at decay_steps, by final_factor^u (exponential) or by
+        final_factor + (1 - final_factor)(1 + cos(pi u)) / 2 (cosine).
+        """
+        return self.learning_rate * self._factor(step + 1)
+
+    def _factor(self, number: int) -> float:
+        if number < self.warmup_steps:
+            return number / self.warmup_steps
+        if self.decay == "constant":
+            return 1.0
+        progress = min(1.0, (number - self.warmup_steps) / (self.decay_steps - self.warmup_steps))
+        if self.decay == "exponential":
+            return float(self.final_factor**progress)
+        return self.final_factor + (1 - self.final_factor) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 @dataclass(frozen=True)
@@ -70,7 +92,7 @@ class TrainingConfig:
         checkpoint_limit: How many to keep, newest first; at least 1.
         validate_every: Steps between validations; 0 turns them off.
         log_every: Steps between entries of metrics.jsonl.
-        resume: "latest" goes on from the newest checkpoint where there is one, "never" refuses a used folder, and a
+        resume: "latest" resumes from the newest checkpoint where there is one, "never" refuses a used folder, and a
             path names a checkpoint.
         seed: Everything random follows from it.
         num_workers: Processes that read data.
@@ -104,4 +126,4 @@ class TrainingConfig:
         if self.micro_batch_size is not None:
             _at_least(1, "micro_batch_size", self.micro_batch_size)
         if not 0 <= self.ema_decay < 1:
-            raise ValueError(f"ema_decay lies in [0, 1), 0 turns it off; got {self.ema_decay}")
+            raise ValueError(f"ema_decay must lie in [0, 1), where 0 turns it off; got {self.ema_decay}")

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM finish the step, save and leave."""
+"""Ctrl-C and SIGTERM finish the step, save a checkpoint and exit."""
 
 import signal
 import threading
@@ -6,8 +6,10 @@ import time
 from types import FrameType, TracebackType
 from typing import Any
 
-REPEAT_SECONDS = 3.0
-"""torchrun passes on a Ctrl-C that its processes received already: an echo within this time is no second one."""
+__all__ = ["InterruptGuard"]
+
+_REPEAT_SECONDS = 3.0
+"""torchrun passes on a Ctrl-C that its processes received already: an echo within this time is not a second one."""
 
 
 class InterruptGuard:
@@ -37,5 +39,5 @@ class InterruptGuard:
         now = time.monotonic()
         if not self.requested:
             self.requested, self._first = True, now
-        elif number == signal.SIGINT and now - self._first > REPEAT_SECONDS:
+        elif number == signal.SIGINT and now - self._first > _REPEAT_SECONDS:
             raise KeyboardInterrupt

@@ -19,13 +19,15 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from marigold_uq.randomness import member_seed
+from marigold_uq.training.checkpoint import load_states, safe_folder, write_average, write_task_states
 from marigold_uq.training.config import TrainingConfig
 from marigold_uq.training.interrupt import InterruptGuard
 from marigold_uq.training.order import BatchPlan, steps_of_run
-from marigold_uq.training.run_folder import CHECKPOINT, RunFolder, checkpoint_step, replacing_folder
-from marigold_uq.training.schedule import rate_factor
+from marigold_uq.training.run_folder import CHECKPOINT, RunFolder, checkpoint_step
 from marigold_uq.training.task import TrainingTask
 from marigold_uq.training.tracking import installed_tracker, log_numbers, log_pictures, start_trackers
+
+__all__ = ["NonFiniteLossError", "Trainer", "TrainingResult", "make_accelerator"]
 
 
 class NonFiniteLossError(FloatingPointError):
@@ -76,20 +78,21 @@ class Trainer:
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
             self.network, self.optimizer = self.accelerator.prepare(task.network, optimizer)
         self.ema = EMAModel(self.trainable, decay=config.ema_decay) if config.ema_decay else None
-        self.accelerator.register_for_checkpointing(*([self.ema] if self.ema else []), *task.states())
+        self._states = task.states()
+        self._validated = 0  # the last validation that the states have taken in
 
     def run(self, description: str = "training", config_text: str = "") -> TrainingResult:
         """Train to max_steps, from the newest checkpoint where there is one, and save the model."""
         start = self._prepare_run(config_text)
         self._catch_up_validation(start)
         try:
-            step = self._train(start, description)
+            step = start if self._ends_early() else self._train(start, description)
         except NonFiniteLossError:  # which all processes raise together
             self._close()
             raise
-        finished = step >= self.config.max_steps
-        if finished and not (step == start and self.folder.model.exists()):  # otherwise there is nothing new
-            self._save_model()
+        finished = step >= self.config.max_steps or self._ends_early()
+        if finished:
+            self._save_model(step)
         self._report_problems()
         self._close()
         return TrainingResult(step, finished, self.config.output)
@@ -103,8 +106,7 @@ class Trainer:
                 step = record["step"]
                 bar.update()
                 bar.set_postfix(loss=f"{record['loss']:.4f}")
-                self._after_step(record, stop)
-                if stop:
+                if self._after_step(record, stop):
                     break
         return step
 
@@ -119,7 +121,7 @@ class Trainer:
         self.accelerator.end_training()
 
     def _prepare_run(self, config_text: str) -> int:
-        """Folders, the checkpoint to go on from, files about the run, trackers; returns the first step."""
+        """Folders, the checkpoint to resume from, files about the run, trackers; returns the first step."""
         accelerator = self.accelerator
         if accelerator.is_main_process:
             self.folder.create(self.config.resume)
@@ -143,7 +145,9 @@ class Trainer:
                     "the random state of dropout is not restored",
                     stacklevel=2,
                 )
-            self.accelerator.load_state(str(checkpoint))
+            with safe_folder(checkpoint) as folder:
+                self.accelerator.load_state(str(folder))
+            self._validated = load_states(checkpoint, self.ema, self._states)
             self.accelerator.print(f"resumed from {checkpoint}")
         if self.ema is not None:
             self.ema.to(self.accelerator.device)  # a checkpoint is read to the CPU
@@ -162,14 +166,15 @@ class Trainer:
             max_steps=config.max_steps,
             num_workers=config.num_workers,
             seed=config.seed,
-            collate=getattr(self.task, "collate", None),
+            collate=self.task.collate,
         )
 
     def _step(self, step: int, batches: list[Any], guard: InterruptGuard) -> tuple[dict[str, Any], bool]:
         """One optimiser step over this process's micro batches; what to log, and whether any process shall stop."""
         rate = self.config.optimizer
+        learning_rate = rate.at(step) * self.task.rate_factor()
         for group in self.optimizer.param_groups:
-            group["lr"] = rate.learning_rate * rate_factor(step, rate)
+            group["lr"] = learning_rate
         losses = self._backward(step, batches)
         loss, num_bad, stop = self._mean_over_processes(losses.mean(), (~losses.isfinite()).any(), guard.requested)
         if num_bad:
@@ -182,7 +187,6 @@ class Trainer:
         if self.ema is not None:
             self.ema.step(self.trainable)
         self.task.after_step(step + 1)
-        learning_rate = self.optimizer.param_groups[0]["lr"]
         return {"step": step + 1, "loss": loss, "learning_rate": learning_rate, "gradient_norm": norm}, stop > 0
 
     def _backward(self, step: int, batches: list[Any]) -> Tensor:
@@ -214,35 +218,58 @@ class Trainer:
             "Lower the learning rate, or look at these samples"
         )
 
-    def _after_step(self, record: dict[str, Any], stop: bool) -> None:
+    def _after_step(self, record: dict[str, Any], stop: bool) -> bool:
+        """Records, checkpoint, validation; whether training ends here."""
         config, step = self.config, record["step"]
         is_last = step == config.max_steps
         if step % config.log_every == 0 or is_last:
             self._log(record)
-        if stop or step % config.checkpoint_every == 0 or is_last:
+        saved = stop or step % config.checkpoint_every == 0 or is_last
+        if saved:
             self._save_checkpoint(step)
-        if self._validation_due(step) and (is_last or not stop):  # who stops in a hurry validates when it resumes
-            self._validate(step)
+        if not self._validation_due(step) or (stop and not is_last):  # an interrupted run validates when it resumes
+            return stop
+        self._validate(step)
+        if self._ends_early():
+            if not saved:
+                self._save_checkpoint(step)
+            return True
+        return stop
+
+    def _ends_early(self) -> bool:
+        """Whether the task has nothing left to learn, on any process."""
+        return self._mean_over_processes(self.task.finished())[0] > 0
 
     def _validation_due(self, step: int) -> bool:
         config = self.config
         return bool(config.validate_every and step and (step % config.validate_every == 0 or step == config.max_steps))
 
     def _catch_up_validation(self, step: int) -> None:
-        """The validation of the checkpoint's step, where the run ended between the two."""
-        missing = self.accelerator.is_main_process and not self.folder.validated_at(step)
-        if self._validation_due(step) and self._mean_over_processes(missing)[0]:
-            self._validate(step)
+        """The validation of the checkpoint's step, where the run ended before metrics or states knew of it."""
+        if not self._validation_due(step):
+            return
+        unlogged = self.accelerator.is_main_process and not self.folder.validated_at(step)
+        is_new = self._mean_over_processes(unlogged)[0] > 0
+        if is_new or self._validated < step:
+            self._validate(step, log=is_new)
 
-    def _validate(self, step: int) -> None:
+    def _validate(self, step: int, *, log: bool = True) -> None:
         """Scores and pictures with the averaged weights; the training's random stream is left alone."""
         pictures = self.folder.pictures / f"step-{step:07d}"
         device = self.accelerator.device
+        network = self.accelerator.unwrap_model(self.network)
         with self.averaged_weights(), torch.random.fork_rng([device] if device.type == "cuda" else []):
-            scores = self.task.validate(self.accelerator.unwrap_model(self.network), step, pictures)
-        if scores:
-            self._log({"step": step, **scores})
-        log_pictures(self.accelerator, pictures, step)
+            scores = self.task.validate(network, step, pictures)
+            if self._validated < step:
+                self.task.after_validation(step, scores, network)
+                self._validated = step
+        checkpoint = self.folder.checkpoints / f"{CHECKPOINT}{step}"
+        if self._states and self.accelerator.is_main_process and checkpoint.exists():
+            write_task_states(checkpoint, self._states, self._validated)
+        if log:
+            if scores:
+                self._log({"step": step, **scores})
+            log_pictures(self.accelerator, pictures, step)
 
     def _log(self, record: dict[str, Any]) -> None:
         if self.accelerator.is_main_process:
@@ -250,10 +277,13 @@ class Trainer:
         log_numbers(self.accelerator, record)
 
     def _save_checkpoint(self, step: int) -> None:
-        """Under a hidden name first, so that a killed run leaves no half checkpoint."""
+        """Under a hidden name first, so that a killed run leaves no half checkpoint; all processes write to it."""
         final = self.folder.checkpoints / f"{CHECKPOINT}{step}"
         temporary = final.with_name(f".{final.name}")
         self.accelerator.save_state(str(temporary))
+        if self.accelerator.is_main_process:
+            write_average(temporary, self.ema)
+            write_task_states(temporary, self._states, self._validated)
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
             os.replace(temporary, final)
@@ -273,9 +303,10 @@ class Trainer:
         finally:
             self.ema.restore(self.trainable)
 
-    def _save_model(self) -> None:
-        if self.accelerator.is_main_process:
-            with self.averaged_weights(), replacing_folder(self.folder.model) as folder:
+    def _save_model(self, step: int) -> None:
+        """The finished model and the step it is from; one that is there already, of the same step, stays."""
+        if self.accelerator.is_main_process and self.folder.model_step() != step:
+            with self.averaged_weights(), self.folder.new_model(step) as folder:
                 self.task.save(self.accelerator.unwrap_model(self.network), folder)
         self.accelerator.wait_for_everyone()
 

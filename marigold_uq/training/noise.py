@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-MAX_LEVELS = 10
+__all__ = ["multiresolution_noise", "training_noise", "training_timesteps"]
+
+_MAX_LEVELS = 10
 
 
 def training_timesteps(num_train_timesteps: int, generators: list[torch.Generator], *, uniform: bool) -> Tensor:
@@ -29,7 +31,7 @@ def multiresolution_noise(shape: Sequence[int], strength: float, generator: torc
     channels, height, width = shape
     noise = torch.randn(1, channels, height, width, generator=generator)
     grid_height, grid_width = height, width
-    for level in range(MAX_LEVELS):
+    for level in range(_MAX_LEVELS):
         ratio = 2 + 2 * float(torch.rand(1, generator=generator))
         grid_height = max(1, int(grid_height / ratio**level))
         grid_width = max(1, int(grid_width / ratio**level))

@@ -12,6 +12,8 @@ from torch.utils.data import DataLoader, Dataset
 from marigold_uq.randomness import member_seed
 from marigold_uq.training.config import TrainingConfig
 
+__all__ = ["BatchPlan", "Collate", "Ordered", "steps_of_run"]
+
 Collate = Callable[[list[Any]], Any]
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from marigold_uq.files import atomic_path
+from marigold_uq.files import TEMPORARY, atomic_folder, atomic_path, remove
+from marigold_uq.results import versions, write_json
 
-PACKAGES = ("marigold_uq", "torch", "diffusers", "transformers", "accelerate", "safetensors", "numpy", "peft")
+__all__ = ["CHECKPOINT", "RunFolder", "checkpoint_step"]
+
 CHECKPOINT = "checkpoint-"
+_MODEL_STEP = "training.json"
 
 
 class RunFolder:
@@ -29,22 +30,22 @@ class RunFolder:
         self.metrics = self.root / "metrics.jsonl"
 
     def create(self, resume: str) -> None:
-        """Make the folders; a folder that holds a run is refused unless that run is to go on from its newest state."""
+        """Make the folders; one that already holds a run is refused unless that run resumes from its newest state."""
         if resume == "never" and (self.metrics.exists() or self.list_checkpoints()):
-            raise FileExistsError(f"{self.root} holds a run already; choose another output, or resume='latest'")
+            raise FileExistsError(f"{self.root} already holds a run; choose another output, or resume='latest'")
         start = self.find_checkpoint(resume)
         later = [
             path.name for path in self.list_checkpoints() if start and checkpoint_step(path) > checkpoint_step(start)
         ]
         if later:
             raise FileExistsError(
-                f"{self.checkpoints} holds checkpoints later than {start}: {', '.join(later)}. Go on from the newest "
+                f"{self.checkpoints} holds checkpoints later than {start}: {', '.join(later)}. Resume from the newest "
                 "with resume='latest', move them away, or choose another output"
             )
         for folder in (self.root, self.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
-        for leftover in self.checkpoints.glob(f".{CHECKPOINT}*"):  # of a run that was killed while it saved
-            shutil.rmtree(leftover)
+        for leftover in [*self.checkpoints.glob(f".{CHECKPOINT}*"), *self.root.glob(f"{TEMPORARY}*")]:
+            remove(leftover)  # of a run that was killed while it saved
 
     def write_text(self, name: str, text: str) -> None:
         """Write or replace a small text file."""
@@ -60,7 +61,7 @@ class RunFolder:
 
     def write_versions(self, **facts: str | int) -> None:
         """versions.json: Python, the packages that matter, and `facts` about this run."""
-        self.write_text("versions.json", json.dumps({**versions(), **facts}, indent=2) + "\n")
+        write_json(self.root / "versions.json", {**versions(), **facts}, overwrite=True)
 
     def log(self, record: dict[str, Any]) -> None:
         """Append a line to metrics.jsonl."""
@@ -88,7 +89,7 @@ class RunFolder:
         """Enter (sample, reason) pairs into data_problems.json, which keeps those of earlier parts of the run."""
         path = self.root / "data_problems.json"
         known = dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
-        self.write_text(path.name, json.dumps({**known, **dict(problems)}, indent=2, sort_keys=True) + "\n")
+        write_json(path, dict(sorted({**known, **dict(problems)}.items())), overwrite=True)
         return path
 
     def list_checkpoints(self) -> list[Path]:
@@ -97,7 +98,7 @@ class RunFolder:
         return sorted(found, key=checkpoint_step)
 
     def find_checkpoint(self, resume: str) -> Path | None:
-        """The checkpoint to go on from, or None for a fresh start."""
+        """The checkpoint to resume from, or None for a fresh start."""
         if resume == "never":
             return None
         if resume == "latest":
@@ -113,16 +114,17 @@ class RunFolder:
         for old in self.list_checkpoints()[:-limit]:
             shutil.rmtree(old)
 
+    @contextmanager
+    def new_model(self, step: int) -> Iterator[Path]:
+        """A folder to write the model of a step to, which takes the old one's place when it is complete."""
+        with atomic_folder(self.model, overwrite=True) as folder:
+            yield folder
+            write_json(folder / _MODEL_STEP, {"step": step}, overwrite=True)
 
-@contextmanager
-def replacing_folder(final: Path) -> Iterator[Path]:
-    """A hidden folder to write to, which takes the place of `final` once the block is left without an error."""
-    temporary = final.with_name(f".{final.name}")
-    shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed while it wrote
-    yield temporary
-    if final.exists():
-        shutil.rmtree(final)
-    os.replace(temporary, final)
+    def model_step(self) -> int | None:
+        """The step that the finished model is from; None without a model, or where it does not say."""
+        path = self.model / _MODEL_STEP
+        return int(json.loads(path.read_text(encoding="utf-8"))["step"]) if path.exists() else None
 
 
 def checkpoint_step(path: Path) -> int:
@@ -131,14 +133,3 @@ def checkpoint_step(path: Path) -> int:
     if not number.isdecimal():
         raise ValueError(f"{path} is not a checkpoint: expected a folder named {CHECKPOINT}<step>")
     return int(number)
-
-
-def versions() -> dict[str, str]:
-    """Versions of what a result depends on."""
-    found = {"python": platform.python_version(), "platform": platform.platform()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found

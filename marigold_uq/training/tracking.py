@@ -11,8 +11,10 @@ from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
 from PIL import Image
 
-PROJECT = "marigold_uq"
-INSTALL = {"tensorboard": "pip install 'marigold_uq[tracking]'", "wandb": "pip install wandb"}
+__all__ = ["installed_tracker", "log_numbers", "log_pictures", "start_trackers"]
+
+_PROJECT = "marigold_uq"
+_INSTALL = {"tensorboard": "pip install 'marigold_uq[tracking]'", "wandb": "pip install wandb"}
 
 
 def installed_tracker(name: str) -> str | None:
@@ -22,7 +24,7 @@ def installed_tracker(name: str) -> str | None:
     if name in {str(tracker) for tracker in get_available_trackers()}:
         return name
     warnings.warn(
-        f"tracker {name!r} is not installed ({INSTALL[name]}); this run writes metrics.jsonl and pictures only",
+        f"tracker {name!r} is not installed ({_INSTALL[name]}); this run writes metrics.jsonl and pictures only",
         stacklevel=2,
     )
     return None
@@ -32,7 +34,7 @@ def start_trackers(accelerator: Accelerator, output: Path, first_step: int) -> N
     """Open the trackers; TensorBoard hides what an interrupted run wrote at or after `first_step`."""
     if accelerator.log_with:
         options = {"tensorboard": {"purge_step": first_step}, "wandb": {"name": output.name, "dir": str(output)}}
-        accelerator.init_trackers(PROJECT, init_kwargs=options)
+        accelerator.init_trackers(_PROJECT, init_kwargs=options)
 
 
 def log_numbers(accelerator: Accelerator, record: dict[str, Any]) -> None:

@@ -13,71 +13,79 @@ from diffusers.utils import BaseOutput
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from marigold_uq.calibration import apply_kappa
+from marigold_uq.calibration import Calibration, apply_kappa, check_coverage
 from marigold_uq.denoising import Denoiser
+from marigold_uq.metrics import nested_interval
+from marigold_uq.metrics import quantiles as quantiles_of
 from marigold_uq.models.mlp import StackedMLP, StackedModel
-from marigold_uq.pipelines.base import PublishablePipeline
+from marigold_uq.pipelines.base import UncertaintyPipeline
 from marigold_uq.pipelines.tabular.columns import TabularEncoder, is_frame
-from marigold_uq.randomness import member_seed
+from marigold_uq.randomness import base_seed, member_seed
 from marigold_uq.sampling import initial_noise, reverse_diffusion
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
-from marigold_uq.uncertainty import TrajectoryUncertainty, decompose_member_samples
+from marigold_uq.uncertainty import TrajectoryUncertainty, VarianceDecomposition, decompose_member_samples
 
+Array = NDArray[np.float64]
 NETWORK_ROWS = 2**12
-"""Network rows (models x rows x draws) of one chunk: activations stay in the cache; results do not depend on it."""
+"""Network rows (models x rows x draws) of one chunk by default: activations stay in the cache."""
 BaselineOutput = tuple[Tensor, Tensor | None]
-"""What a baseline says about rows, (rows, C), and beyond, (rows, E)."""
+"""What a baseline predicts for rows, (rows, C), and what it says beyond, (rows, E)."""
 DRAWS_FOR_KAPPA = 20
-"""kappa stretches draws around their mean, which a few of them do not know: each model makes at least so many."""
+"""kappa stretches draws around their mean, which needs some draws: each model makes at least this many."""
 
 
 @dataclass
 class TabularOutput(BaseOutput):
-    """What a call returns, in original units."""
+    """Predictions for the rows of a table, in original units."""
 
-    member_samples: NDArray[np.float64]  # (S, n, rows, C), before kappa and `values`
-    samples: NDArray[np.float64]  # (num_samples, rows, C), members in turn, after kappa and `values`
-    head_epistemic: NDArray[np.float64] | None = None  # (rows, C), a standard deviation
-
-    @property
-    def mean(self) -> NDArray[np.float64]:
-        """(rows, C)."""
-        return self.samples.mean(0)
-
-    @property
-    def std(self) -> NDArray[np.float64]:
-        """Total uncertainty, a standard deviation, (rows, C)."""
-        return self.samples.std(0, ddof=1)
+    prediction: Array  # (rows, C), the mean of the predictive distribution
+    uncertainty: Array  # (rows, C), its standard deviation
+    samples: Array  # (ensemble_size, rows, C), from the models in turn, calibrated
+    model_samples: Array  # (S, n, rows, C), before calibration
+    interval: Array | None = None  # (2, rows, C), lower and upper ends
+    quantiles: Array | None = None  # (Q, rows, C)
+    epistemic: Array | None = None  # (rows, C), the head's own estimate, a standard deviation
 
     @property
-    def ensemble_epistemic(self) -> NDArray[np.float64]:
-        """Standard deviation between the members' means, sampling noise taken off, (rows, C); needs two members."""
-        if self.member_samples.shape[0] < 2:
-            raise ValueError("the spread between members needs an ensemble: train with num_members >= 2")
-        return decompose_member_samples(torch.from_numpy(self.member_samples)).epistemic.numpy()
+    def between_models(self) -> Array | None:
+        """Standard deviation between the means of the models, without sampling noise, (rows, C); None for one model."""
+        parts = self._decomposition
+        return None if parts is None else parts.epistemic.numpy()
+
+    @property
+    def within_models(self) -> Array | None:
+        """Root of the mean variance of the models, (rows, C); None for one model."""
+        parts = self._decomposition
+        return None if parts is None else parts.aleatoric.numpy()
+
+    @property
+    def _decomposition(self) -> VarianceDecomposition | None:
+        num_models, num_draws = self.model_samples.shape[:2]
+        if min(num_models, num_draws) < 2:
+            return None
+        return decompose_member_samples(torch.from_numpy(self.model_samples))
 
 
-class TabularRegressionPipeline(PublishablePipeline):
-    """Diffusion of the residual around a baseline, for each row of a table; the models of the stack are an ensemble.
+class TabularRegressionPipeline(UncertaintyPipeline):
+    """Diffusion of the residual around a baseline, for each row of a table; the models of the stack form an ensemble.
 
-    What a row gets depends on its own features and the seed alone: its random stream is seeded with a hash of its
-    features. Equal rows get equal samples, in any order, in any company.
+    The samples of a row depend on its own features and the generator's seed alone: its random stream is seeded with a
+    hash of its features. Equal rows get equal samples, in any order and in any batch.
 
     Args:
         network: Stack of denoisers, with their statistics.
         scheduler: Family and schedule.
         baseline: Stack that predicts the standardised target; None means 0, the mean of the training targets. It may
-            have fewer models than the network, S / n, each for n models in turn (members that share a baseline).
+            have fewer models than the network, S / n, each for n models in turn.
         columns: Description of the input columns (`TabularEncoder.to_config`), if it was trained on a DataFrame.
-        kappa: Stretches the spread around the mean, one number per target; chosen on held-out rows.
-        values: For each target the values it takes, rising, if they are few (draws go to the nearest), else None.
-        default_num_inference_steps: Steps where a call does not say; None takes all timesteps.
+        default_denoising_steps: Steps where a call does not say; None takes all timesteps.
+        values: For each target its values in rising order if there are few (draws move to the nearest), else None.
         numbers: The models' numbers, which seed their draws; None counts from 0. `select` keeps them.
+        calibration: Stored records; see `calibrate`. kappa and half widths of intervals have one entry per target.
     """
 
     _optional_components = ["baseline"]  # noqa: RUF012, diffusers reads a list
     network: StackedMLP
-    scheduler: DistributionalDDIMScheduler
     baseline: StackedModel | None
 
     def __init__(
@@ -86,45 +94,67 @@ class TabularRegressionPipeline(PublishablePipeline):
         scheduler: DistributionalDDIMScheduler,
         baseline: StackedModel | None = None,
         columns: list[dict[str, Any]] | None = None,
-        kappa: list[float] | None = None,
-        default_num_inference_steps: int | None = None,
+        default_denoising_steps: int | None = None,
         values: list[list[float] | None] | None = None,
         numbers: list[int] | None = None,
+        calibration: list[dict[str, Any]] | None = None,
     ) -> None:
         super().__init__()
         self.register_modules(network=network, scheduler=scheduler, baseline=baseline)
         self.register_to_config(
             columns=columns,
-            kappa=kappa,
-            default_num_inference_steps=default_num_inference_steps,
+            default_denoising_steps=default_denoising_steps,
             values=values,
             numbers=numbers,
+            calibration=calibration,
         )
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any) -> Self:
+        """As in diffusers, but in float64 by default: statistics and most of a baseline are stored in it."""
+        if "dtype" not in kwargs:
+            kwargs.setdefault("torch_dtype", torch.float64)
+        return super().from_pretrained(pretrained_model_name_or_path, **kwargs)
+
+    @classmethod
+    def upgrade_config(cls, config: dict[str, Any]) -> dict[str, Any]:
+        """Before the first release, kappa and the default number of steps had entries of their own."""
+        config = dict(config)
+        if "default_num_inference_steps" in config:
+            config["default_denoising_steps"] = config.pop("default_num_inference_steps")
+        kappa = config.pop("kappa", None)
+        if kappa is not None:
+            config["calibration"] = [Calibration(kappa=tuple(kappa)).to_dict()]
+        return config
+
+    def calibrate(self, calibration: Calibration) -> Self:
+        """As for every pipeline; kappa and intervals need one entry per target, or kappa a single number for all."""
+        num_targets = self.network.config.num_targets
+        if isinstance(calibration.kappa, tuple) and len(calibration.kappa) != num_targets:
+            raise ValueError(f"kappa needs {num_targets} entries, one per target; got {len(calibration.kappa)}")
+        if calibration.interval is not None and calibration.interval.num_outputs != num_targets:
+            raise ValueError(
+                f"intervals need {num_targets} half widths, one per target; got {calibration.interval.num_outputs}"
+            )
+        return super().calibrate(calibration)
 
     @property
     def model_numbers(self) -> list[int]:
         """One number per model."""
         return list(range(self.network.config.num_models) if self.config.numbers is None else self.config.numbers)
 
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any) -> Self:
-        """As in diffusers, but in float64 unless told otherwise: statistics and most of a baseline are stored in it."""
-        if "dtype" not in kwargs:
-            kwargs.setdefault("torch_dtype", torch.float64)
-        return super().from_pretrained(pretrained_model_name_or_path, **kwargs)
-
     def select(self, models: Sequence[int] | int) -> "TabularRegressionPipeline":
-        """A pipeline of some models of the stack, for example the members of one split; their draws stay the same."""
+        """A pipeline of some models of the stack, for example those of one split; their draws stay the same."""
         chosen = [models] if isinstance(models, int) else list(models)
         selected = TabularRegressionPipeline(
             _join([self.network.select(s) for s in chosen]),
             self.scheduler,
             None if self.baseline is None else _join([self.baseline.select(s) for s in self._baselines_of(chosen)]),
             columns=self.config.columns,
-            kappa=self.config.kappa,
-            default_num_inference_steps=self.config.default_num_inference_steps,
+            default_denoising_steps=self.config.default_denoising_steps,
             values=self.config.values,
             numbers=[self.model_numbers[s] for s in chosen],
+            calibration=self.config.calibration,
         )
         selected.set_progress_bar_config(**getattr(self, "_progress_bar_config", {}))
         return selected
@@ -136,7 +166,7 @@ class TabularRegressionPipeline(PublishablePipeline):
         groups = [(owner, len(list(run))) for owner, run in groupby(owners)]
         return [owner for owner, _ in groups] if len({size for _, size in groups}) == 1 else owners
 
-    def encode(self, features: Any) -> NDArray[np.float64]:
+    def encode(self, features: Any) -> Array:
         """Rows as a finite matrix (rows, F) of the width that the network knows."""
         if self.config.columns is not None and is_frame(features):
             matrix = TabularEncoder.from_config(self.config.columns).transform(features)
@@ -153,47 +183,66 @@ class TabularRegressionPipeline(PublishablePipeline):
     def __call__(
         self,
         features: ArrayLike,
-        num_samples: int = 100,
+        ensemble_size: int = 100,
         *,
-        seed: int = 0,
+        coverage: float | None = None,
+        quantiles: Sequence[float] | None = None,
+        output_epistemic: bool = False,
         num_inference_steps: int | None = None,
-        head_epistemic: bool = False,
+        generator: torch.Generator | None = None,
+        batch_size: int | None = None,
         baseline_output: BaselineOutput | None = None,
     ) -> TabularOutput:
-        """Draw `num_samples` predictions for every row, shared evenly by the models of the stack.
+        """Draw `ensemble_size` predictions for every row, shared evenly by the models of the stack.
 
         Args:
             features: (rows, F) in original units, or a DataFrame like the one trained on.
-            num_samples: Draws per row over all models in turn; fewer than there are models come from the first ones.
-            seed: Of all random streams.
-            num_inference_steps: Steps of the sampler, at least 1.
-            head_epistemic: Also collect the paper's epistemic estimate along the trajectories
-                (`TrajectoryUncertainty.epistemic`); families without a spread of their own have none.
-            baseline_output: What to take for the baseline's answer about these rows instead of asking it, (rows, C) in
-                standardised units, and beyond, (rows, E) scaled, for all models: one model of what `describe` returns.
-                For rows that the baseline was trained on, what it said out-of-fold.
+            ensemble_size: Draws per row; fewer than there are models come from the first ones.
+            coverage: Also return the central interval with this coverage. With a calibrated interval it is
+                prediction -+ scale x uncertainty, otherwise it lies between quantiles of the draws. Both are nested.
+            quantiles: Also return quantiles of the draws at these levels.
+            output_epistemic: Also return the head's own epistemic estimate, collected along the trajectories; families
+                without a spread of their own have none.
+            num_inference_steps: Denoising steps; by default `default_denoising_steps` of the config.
+            generator: Seeds all random streams. None always takes the same seed, so that predictions are repeatable.
+            batch_size: Rows at once; the results do not depend on it.
+            baseline_output: Replaces what the baseline says about these rows, for all models: (rows, C) in standardised
+                units, and beyond, (rows, E) scaled, as one model of `describe` returns them. For rows that the baseline
+                was trained on, its out-of-fold predictions.
         """
         matrix = self.encode(features)
-        if num_samples < 1:
-            raise ValueError(f"num_samples is at least 1; got {num_samples}")
-        if num_inference_steps is not None and num_inference_steps < 1:
-            raise ValueError(f"num_inference_steps is at least 1; got {num_inference_steps}")
+        counts = {"ensemble_size": ensemble_size, "num_inference_steps": num_inference_steps, "batch_size": batch_size}
+        for name, count in counts.items():
+            if count is not None and count < 1:
+                raise ValueError(f"{name} must be at least 1; got {count}")
+        if coverage is not None:
+            check_coverage(coverage)
         if baseline_output is not None:
             self._check_baseline_output(baseline_output, len(matrix))
-        steps = num_inference_steps or self.config.default_num_inference_steps
-        self.scheduler.set_timesteps(steps or self.scheduler.config.num_train_timesteps)
-        draws = -(-num_samples // self.network.config.num_models)  # per model, rounded up
-        draws = draws if self.config.kappa is None else max(draws, DRAWS_FOR_KAPPA)
-        size = max(1, NETWORK_ROWS // (draws * self.network.config.num_models))
+        steps = num_inference_steps or self.config.default_denoising_steps or self.scheduler.config.num_train_timesteps
+        record = self.calibration_for(
+            num_inference_steps=steps, ensemble_size=None if coverage is None else ensemble_size
+        )
+        self.scheduler.set_timesteps(steps)
+        draws = -(-ensemble_size // self.network.config.num_models)  # per model, rounded up
+        draws = draws if set(record.kappas) == {1.0} else max(draws, DRAWS_FOR_KAPPA)
+        size = batch_size or max(1, NETWORK_ROWS // (draws * self.network.config.num_models))
+        seed = 0 if generator is None else base_seed(generator)
         starts = range(0, max(1, len(matrix)), size)
-        chunks = self.progress_bar(starts) if len(starts) > 1 else starts
         parts = [
-            self._sample_rows(matrix[i : i + size], draws, seed, head_epistemic, _rows_of(baseline_output, i, size))
-            for i in chunks
+            self._sample_rows(matrix[i : i + size], draws, seed, output_epistemic, _rows_of(baseline_output, i, size))
+            for i in (self.progress_bar(starts) if len(starts) > 1 else starts)
         ]
-        members = np.concatenate([samples for samples, _ in parts], axis=2)  # (S, n, rows, C)
-        head = np.concatenate([spread for _, spread in parts]) if head_epistemic else None
-        return TabularOutput(members, self._calibrated(members, num_samples), head)
+        model_samples = np.concatenate([samples for samples, _ in parts], axis=2)  # (S, n, rows, C)
+        samples = self._calibrated(model_samples, record)[:ensemble_size]
+        output = TabularOutput(samples.mean(0), _std(samples), samples, model_samples)
+        if output_epistemic:
+            output.epistemic = np.concatenate([epistemic for _, epistemic in parts])
+        if quantiles is not None:
+            output.quantiles = quantiles_of(torch.from_numpy(samples), list(quantiles)).numpy()
+        if coverage is not None:
+            output.interval = _interval(output, record, coverage)
+        return output
 
     def _check_baseline_output(self, given: BaselineOutput, num_rows: int) -> None:
         """Rows as the features, columns as the network expects."""
@@ -203,25 +252,29 @@ class TabularRegressionPipeline(PublishablePipeline):
         if shapes != expected:
             raise ValueError(f"expected a baseline_output of shapes {expected}; got {shapes}")
 
-    def _calibrated(self, members: NDArray[np.float64], num_samples: int) -> NDArray[np.float64]:
-        """Members in turn, stretched by kappa, then moved to known values; the first `num_samples` of them."""
-        samples = members.swapaxes(0, 1).reshape(-1, *members.shape[2:])
-        if self.config.kappa is not None:
-            stretched = [apply_kappa(torch.from_numpy(samples[..., c]), k) for c, k in enumerate(self.config.kappa)]
-            samples = torch.stack(stretched, -1).numpy()
-        known = self.config.values or [None] * samples.shape[-1]
-        columns = [samples[..., c] if v is None else nearest_value(samples[..., c], v) for c, v in enumerate(known)]
-        return np.stack(columns, -1)[:num_samples]
+    def _calibrated(self, model_samples: Array, record: Calibration) -> Array:
+        """Draws of the models in turn, stretched by kappa, then moved to known values."""
+        samples = model_samples.swapaxes(0, 1).reshape(-1, *model_samples.shape[2:])
+        num_targets = samples.shape[-1]
+        kappas = record.kappas if len(record.kappas) == num_targets else record.kappas * num_targets
+        known = self.config.values or [None] * num_targets
+        columns = [samples[..., c] for c in range(num_targets)]
+        for c, (kappa, values) in enumerate(zip(kappas, known, strict=True)):
+            if kappa != 1:
+                columns[c] = apply_kappa(torch.from_numpy(columns[c]), kappa).numpy()
+            if values is not None:
+                columns[c] = nearest_value(columns[c], values)
+        return np.stack(columns, -1)
 
     def _sample_rows(
-        self, matrix: NDArray[np.float64], num_draws: int, seed: int, watch: bool, said: BaselineOutput | None
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        self, matrix: Array, num_draws: int, seed: int, watch: bool, given: BaselineOutput | None
+    ) -> tuple[Array, Array]:
         """Samples (S, n, rows, C) of one chunk, and the head's epistemic estimate (rows, C)."""
         net = self.network
         num_models, num_rows, num_targets = net.config.num_models, len(matrix), net.config.num_targets
         rows = torch.tensor(matrix).to(net.feature_mean)  # a copy: the array may be read-only
         standardised = (rows - net.feature_mean.unsqueeze(1)) / net.feature_scale.unsqueeze(1)  # (S, rows, F)
-        baseline, features = (values.to(net.gate.dtype) for values in self._condition(standardised, said))
+        baseline, features = (values.to(net.gate.dtype) for values in self._condition(standardised, given))
         generators = row_generators(matrix, self.model_numbers, seed)
         x_T = initial_noise((num_models * num_rows, num_targets, num_draws), like=features, generator=generators)
         observer = TrajectoryUncertainty()
@@ -235,18 +288,18 @@ class TabularRegressionPipeline(PublishablePipeline):
         scale = (net.residual_scale * net.target_scale)[:, None, :, None]  # (S, 1, C, 1)
         centre = (baseline * net.target_scale.unsqueeze(1) + net.target_mean.unsqueeze(1)).unsqueeze(-1)
         samples = x_0.unflatten(0, (num_models, num_rows)) * scale + centre  # (S, rows, C, n)
-        spread = torch.zeros(num_rows, num_targets)
+        epistemic = torch.zeros(num_rows, num_targets)
         if watch:
             variance = observer.epistemic.unflatten(0, (num_models, num_rows)).square() * scale.square()
-            spread = variance.mean((0, 3)).sqrt()
-        return samples.permute(0, 3, 1, 2).double().cpu().numpy(), spread.double().cpu().numpy()
+            epistemic = variance.mean((0, 3)).sqrt()
+        return samples.permute(0, 3, 1, 2).double().cpu().numpy(), epistemic.double().cpu().numpy()
 
-    def _condition(self, features: Tensor, said: BaselineOutput | None = None) -> tuple[Tensor, Tensor]:
-        """What the baseline says (S, rows, C), and the features with what it says beyond, (S, rows, F + E)."""
-        if said is not None:
+    def _condition(self, features: Tensor, given: BaselineOutput | None = None) -> tuple[Tensor, Tensor]:
+        """The baseline's prediction (S, rows, C), and the features with what it says beyond, (S, rows, F + E)."""
+        if given is not None:
             num_models = features.shape[0]
-            given = [values.to(features).expand(num_models, -1, -1) for values in said if values is not None]
-            return given[0], torch.cat([features, *given[1:]], -1)
+            parts = [values.to(features).expand(num_models, -1, -1) for values in given if values is not None]
+            return parts[0], torch.cat([features, *parts[1:]], -1)
         if self.baseline is None:
             return features.new_zeros(*features.shape[:2], self.network.config.num_targets), features
         repeats = features.shape[0] // self.baseline.config.num_models
@@ -267,7 +320,7 @@ class TabularRegressionPipeline(PublishablePipeline):
         return denoise
 
 
-def row_generators(matrix: NDArray[np.float64], models: Sequence[int], seed: int) -> list[torch.Generator]:
+def row_generators(matrix: Array, models: Sequence[int], seed: int) -> list[torch.Generator]:
     """One generator per model and row, models first, seeded with the run's seed, the model's number and the row."""
     keys = []
     for row in matrix + 0.0:  # -0.0 becomes 0.0: equal rows have equal bytes
@@ -276,17 +329,30 @@ def row_generators(matrix: NDArray[np.float64], models: Sequence[int], seed: int
     return [torch.Generator().manual_seed(member_seed(seed, m, *key)) for m in models for key in keys]
 
 
-def _rows_of(said: BaselineOutput | None, start: int, size: int) -> BaselineOutput | None:
-    if said is None:
-        return None
-    prediction, extras = said
-    return prediction[start : start + size], None if extras is None else extras[start : start + size]
-
-
-def nearest_value(samples: NDArray[np.float64], values: Sequence[float]) -> NDArray[np.float64]:
+def nearest_value(samples: Array, values: Sequence[float]) -> Array:
     """Each sample moved to the nearest of some rising values."""
     known = np.asarray(values)
     return known[np.searchsorted((known[1:] + known[:-1]) / 2, samples)]
+
+
+def _std(samples: Array) -> Array:
+    """Standard deviation over draws (n, rows, C); that of a single draw is unknown, NaN."""
+    return samples.std(0, ddof=1) if len(samples) > 1 else np.full(samples.shape[1:], np.nan)
+
+
+def _interval(output: TabularOutput, record: Calibration, coverage: float) -> Array:
+    """(2, rows, C), calibrated where the record has intervals."""
+    if record.interval is None:
+        return torch.stack(nested_interval(torch.from_numpy(output.samples), coverage)).numpy()
+    reach = np.array(record.interval.scale(coverage)) * output.uncertainty
+    return np.stack([output.prediction - reach, output.prediction + reach])
+
+
+def _rows_of(given: BaselineOutput | None, start: int, size: int) -> BaselineOutput | None:
+    if given is None:
+        return None
+    prediction, extras = given
+    return prediction[start : start + size], None if extras is None else extras[start : start + size]
 
 
 def _join(models: Sequence[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""What the law costs: the reverse step, the training step, low-rank laws in high dimension, and the CRPS.
+"""What predicting a distribution costs: the reverse step, the training step, low rank in high dimension, the CRPS.
 
     python scripts/benchmarks/core.py --output core.json
 
@@ -7,12 +7,11 @@ on one thread, processor time is what a quiet machine would take, and other prog
 `--output` also writes JSON. About two minutes.
 """
 
-import argparse
 import copy
-import json
 import os
 import platform
 import statistics
+import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -30,10 +29,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from tqdm import tqdm
 
+from marigold_uq.commands.runner import Invocation, run_command
 from marigold_uq.denoising import predict_noise
 from marigold_uq.distributions import LowRankDistribution
+from marigold_uq.files import make_folder
 from marigold_uq.metrics import crps
 from marigold_uq.models.widen import widen
+from marigold_uq.results import write_json
 from marigold_uq.schedulers import DistributionalDDIMScheduler
 from marigold_uq.scores import kernel_score, mean_score
 
@@ -300,30 +302,27 @@ def environment() -> dict[str, Any]:
     }
 
 
-def write_json(path: Path, results: dict[str, Any]) -> None:
-    """Write beside the target and rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    partial.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    partial.replace(path)
+@dataclass(frozen=True)
+class CoreBenchmark:
+    """Measure what predicting a distribution costs.
+
+    Args:
+        output: Also write the results here, as JSON.
+        overwrite: Replace an existing output.
+        threads: torch threads; with more, processor time adds them up.
+        turns: Turns of each race.
+    """
+
+    output: Path | None = None
+    overwrite: bool = False
+    threads: int = 1
+    turns: int = 25
 
 
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, help="also write the results here, as JSON")
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing output")
-    parser.add_argument("--threads", type=int, default=1, help="torch threads; with more, processor time adds them up")
-    parser.add_argument("--turns", type=int, default=25, help="turns of each race (default: %(default)s)")
-    options = parser.parse_args(arguments)
-    if options.output and options.output.exists() and not options.overwrite:
-        parser.error(f"{options.output} exists; pass --overwrite to replace it")
-    return options
-
-
-def main(arguments: list[str] | None = None) -> None:
+def run_benchmark(options: CoreBenchmark, invocation: Invocation) -> int:
     """Measure, print, write."""
-    options = parse_arguments(arguments)
+    if options.output and options.output.exists() and not options.overwrite:
+        raise FileExistsError(f"{options.output} exists; pass --overwrite to replace it")
     torch.set_num_threads(options.threads)
     results: dict[str, Any] = {"environment": environment()}
     print(", ".join(f"{key} {value}" for key, value in results["environment"].items()))
@@ -343,8 +342,15 @@ def main(arguments: list[str] | None = None) -> None:
     print_rows(f"CRPS, {NUM_MEMBERS} members x {NUM_POINTS} points (values agree to {difference:.0e})", scores, "pwm")
     results["crps"] = {"largest_difference": difference, "rows": [asdict(row) for row in scores]}
     if options.output:
-        write_json(options.output, results)
+        make_folder(options.output.parent)
+        write_json(options.output, results, overwrite=True)
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    return run_command("scripts/benchmarks/core.py", CoreBenchmark, run_benchmark, arguments)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

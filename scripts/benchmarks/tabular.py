@@ -10,45 +10,57 @@
 Times are processor seconds (all threads) and wall seconds.
 """
 
-import argparse
-import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from marigold_uq.files import atomic_path
+from marigold_uq.commands.runner import Invocation, run_command
+from marigold_uq.models.mlp import StackedMLP
 from marigold_uq.pipelines.tabular import TabularRegressionPipeline
+from marigold_uq.results import versions, write_json
 from marigold_uq.tabular import DiffusionRegressor
-from marigold_uq.tabular.estimators import Factory, score_all_splits
-from marigold_uq.tabular.recipe import paper_recipe
-from marigold_uq.tabular.scores import summarize_splits
+from marigold_uq.tabular.recipe import Recipe, paper_recipe
+from marigold_uq.tabular.scores import Factory, score_all_splits, summarize_splits
+from marigold_uq.tabular.stack import build_denoiser
+from marigold_uq.tabular.trainer import StackedTrainer
 from marigold_uq.tabular.uci import UCIDataset
-from marigold_uq.training.run_folder import versions
 from scripts.studies.uci.peers import PEERS, is_installed
-from scripts.studies.uci.stacked import StackedTask, build_trainers
+from scripts.studies.uci.stacked import NO_END, StackedTask
 
 Seconds = dict[str, float]
 
 
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with one folder per UCI set")
-    parser.add_argument("--output", type=Path, required=True, help="JSON file, must not exist")
-    parser.add_argument("--set", default="concrete", dest="name")
-    parser.add_argument("--family", default="gaussian", help="of the stacked training and the draws")
-    parser.add_argument("--steps", type=int, default=200, help="training steps that are timed")
-    parser.add_argument("--repeats", type=int, default=3, help="the median is taken")
-    parser.add_argument("--splits", type=int, default=5, help="splits that are fitted in part 3; 0 leaves it out")
-    parser.add_argument("--num-samples", type=int, default=100, help="draws of part 2")
-    parser.add_argument("--threads", type=int, default=1)
-    return parser.parse_args(arguments)
+@dataclass(frozen=True)
+class TabularBenchmark:
+    """Measure how fast tables are trained, sampled and fitted, as ratios within one run.
+
+    Args:
+        data: Folder with one folder per UCI set.
+        output: JSON file; must not exist.
+        set: Name of the set.
+        family: Noise family of the stacked training and the draws.
+        steps: Training steps that are timed.
+        repeats: Runs whose median is taken.
+        splits: Splits that are fitted in part 3; 0 leaves it out.
+        ensemble_size: Draws of part 2.
+        threads: Of torch.
+    """
+
+    data: Path
+    output: Path
+    set: str = "concrete"
+    family: str = "gaussian"
+    steps: int = 200
+    repeats: int = 3
+    splits: int = 5
+    ensemble_size: int = 100
+    threads: int = 1
 
 
 def timed(work: Callable[[], object], repeats: int) -> Seconds:
@@ -67,18 +79,31 @@ def ratio(slow: Seconds, fast: Seconds) -> Seconds:
     return {name: slow[name] / fast[name] for name in slow}
 
 
-def benchmark_training(dataset: UCIDataset, options: argparse.Namespace) -> dict[str, Any]:
+def recipe_of(dataset: UCIDataset, options: TabularBenchmark) -> Recipe:
+    """The published recipe of the set, with the family asked for."""
+    return replace(paper_recipe(len(dataset.indices[0][0]), dataset.name), noise_family=options.family)
+
+
+def build_denoisers(dataset: UCIDataset, recipe: Recipe, together: bool) -> list[tuple[StackedMLP, StackedTrainer]]:
+    """Denoisers of all splits around a baseline of 0, with their trainers: one for all models, or one each."""
+    models = StackedTask(dataset, recipe).models()
+    groups = [models] if together else [[model] for model in models]
+    endless, scheduler = replace(recipe, max_epochs=NO_END), recipe.scheduler()
+    zeros = [[torch.zeros_like(model.targets) for model in group] for group in groups]
+    return [build_denoiser(g, z, endless, scheduler) for g, z in zip(groups, zeros, strict=True)]
+
+
+def benchmark_training(dataset: UCIDataset, options: TabularBenchmark) -> dict[str, Any]:
     """The same number of steps of every split: all at once, and split by split."""
-    recipe = replace(paper_recipe(len(dataset.indices[0][0]), dataset.name), noise_family=options.family)
-    task = StackedTask(dataset, recipe)
-    (together,), alone = build_trainers(task, together=True), build_trainers(task, together=False)
+    recipe = recipe_of(dataset, options)
+    ((_, together),), alone = build_denoisers(dataset, recipe, True), build_denoisers(dataset, recipe, False)
 
     def train_stack() -> None:
         for _ in range(options.steps):
             together.step()
 
     def train_each() -> None:
-        for trainer in alone:
+        for _, trainer in alone:
             for _ in range(options.steps):
                 trainer.step()
 
@@ -93,18 +118,18 @@ def benchmark_training(dataset: UCIDataset, options: argparse.Namespace) -> dict
     }
 
 
-def benchmark_sampling(dataset: UCIDataset, options: argparse.Namespace) -> dict[str, Any]:
+def benchmark_sampling(dataset: UCIDataset, options: TabularBenchmark) -> dict[str, Any]:
     """Draws for one test set with an untrained network of the paper's size: weights do not change the time."""
-    recipe = replace(paper_recipe(len(dataset.indices[0][0]), dataset.name), noise_family=options.family)
-    (trainer,) = build_trainers(StackedTask(dataset, recipe), together=True)
-    pipeline = TabularRegressionPipeline(trainer.model, recipe.scheduler()).select(0)
+    recipe = recipe_of(dataset, options)
+    ((network, _),) = build_denoisers(dataset, recipe, True)
+    pipeline = TabularRegressionPipeline(network, recipe.scheduler()).select(0)
     pipeline.set_progress_bar_config(disable=True)
-    rows, num_samples = dataset.split(0).test_features, options.num_samples
-    at_once = timed(lambda: pipeline(rows, num_samples), options.repeats)
-    one_by_one = timed(lambda: [pipeline(rows, 1, seed=seed) for seed in range(num_samples)], 1)
+    rows, size = dataset.split(0).test_features, options.ensemble_size
+    at_once = timed(lambda: pipeline(rows, size), options.repeats)
+    one_by_one = timed(lambda: [pipeline(rows, 1) for _ in range(size)], 1)
     return {
         "rows": len(rows),
-        "num_samples": num_samples,
+        "ensemble_size": size,
         "steps": recipe.num_timesteps,
         "one_pass": at_once,
         "one_by_one": one_by_one,
@@ -112,7 +137,7 @@ def benchmark_sampling(dataset: UCIDataset, options: argparse.Namespace) -> dict
     }
 
 
-def benchmark_fits(dataset: UCIDataset, options: argparse.Namespace) -> dict[str, Any]:
+def benchmark_fits(dataset: UCIDataset, options: TabularBenchmark) -> dict[str, Any]:
     """Time and quality of `default` and of those peers that are installed, on the same splits."""
     factories: dict[str, Factory] = {"default": lambda seed: DiffusionRegressor(random_state=seed), **PEERS}
     splits = [dataset.split(number) for number in range(min(options.splits, dataset.num_splits))]
@@ -121,7 +146,7 @@ def benchmark_fits(dataset: UCIDataset, options: argparse.Namespace) -> dict[str
         if name in PEERS and not is_installed(name):
             print(f"{name} is not installed and left out (`pip install {name}`)", file=sys.stderr)
             continue
-        scores = score_all_splits(factory, splits, num_samples=100, seed=0)
+        scores = score_all_splits(factory, splits, ensemble_size=100, seed=0)
         results[name] = {metric: asdict(spread) for metric, spread in summarize_splits(scores).items()}
     return {"num_splits": len(splits), "models": results}
 
@@ -139,20 +164,23 @@ def report(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: list[str] | None = None) -> int:
+def run(options: TabularBenchmark, invocation: Invocation) -> int:
     """Run all parts and write the numbers."""
-    options = parse_arguments(arguments)
     torch.set_num_threads(options.threads)
-    dataset = UCIDataset.load(options.data, options.name)
-    results: dict[str, Any] = {"set": options.name, "threads": options.threads, "versions": versions()}
+    dataset = UCIDataset.load(options.data, options.set)
+    results: dict[str, Any] = {"set": options.set, "threads": options.threads, "versions": versions()}
     results["training"] = benchmark_training(dataset, options)
     results["sampling"] = benchmark_sampling(dataset, options)
     if options.splits:
         results["fits"] = benchmark_fits(dataset, options)
     print(report(results))
-    with atomic_path(options.output) as temporary:
-        temporary.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    write_json(options.output, results)
     return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command."""
+    return run_command("scripts/benchmarks/tabular.py", TabularBenchmark, run, arguments)
 
 
 if __name__ == "__main__":

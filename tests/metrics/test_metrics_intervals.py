@@ -163,3 +163,45 @@ class TestReliability:
         lower, upper = metrics.central_interval(samples, list(self.LEVELS))
         expected = metrics.reliability(samples, target, self.LEVELS)
         assert torch.equal(metrics.coverage(lower, upper, target), expected)
+
+
+@pytest.mark.parametrize("members", [2, 5, 10, 40])
+def test_nested_intervals_grow_with_coverage_at_every_point(members):
+    samples = torch.randn(members, 200, generator=torch.Generator().manual_seed(members), dtype=torch.float64) ** 3
+    levels = torch.cat([torch.linspace(0.01, 0.5, 50), torch.linspace(0.5, 0.99, 99), torch.tensor([0.999, 0.99999])])
+    ends = [metrics.nested_interval(samples, float(level)) for level in levels]
+    lower, upper = (torch.stack(part) for part in zip(*ends, strict=True))
+    assert bool((lower.diff(dim=0) <= 0).all())
+    assert bool((upper.diff(dim=0) >= 0).all())
+    assert bool((lower <= upper).all())
+
+
+@pytest.mark.parametrize("members", [2, 5, 10, 40])
+def test_nested_intervals_are_weibulls_as_far_as_the_members_reach(members):
+    samples = torch.randn(members, 30, generator=torch.Generator().manual_seed(0))
+    reach = (members - 1) / (members + 1)
+    for level in (0.3 * reach, 0.9 * reach, reach):
+        for nested, weibull in zip(
+            metrics.nested_interval(samples, level), metrics.central_interval(samples, level), strict=True
+        ):
+            torch.testing.assert_close(nested, weibull)
+    just_beyond = metrics.nested_interval(samples, reach + 1e-9)  # no jump where the two meet
+    torch.testing.assert_close(just_beyond[0], samples.amin(0), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(just_beyond[1], samples.amax(0), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("members", [2, 5, 10, 40])
+def test_nested_intervals_of_gaussian_members_cover_about_what_is_asked_for(members):
+    trials = 40_000
+    drawn = torch.randn(members + 1, trials, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for level in (0.5, 0.68, 0.8, 0.9, 0.95, 0.99):
+        lower, upper = metrics.nested_interval(drawn[:-1], level)
+        observed = float(metrics.coverage(lower, upper, drawn[-1]).mean())
+        expected = metrics.expected_coverage(members, level) if level <= (members - 1) / (members + 1) else level
+        # Beyond the members' reach the range of a few members stands for their standard deviation.
+        assert observed == pytest.approx(expected, abs=0.012 + 4 * math.sqrt(level * (1 - level) / trials))
+
+
+def test_one_member_has_no_interval():
+    with pytest.raises(ValueError, match="at least 2"):
+        metrics.nested_interval(torch.zeros(1, 3), 0.9)

@@ -1,11 +1,14 @@
-"""Small sets in the layout of the UCI folders, and scripts as modules."""
+"""Small sets in the layout of the UCI folders, models that train in a moment, and scripts as modules."""
 
 import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
+
+from marigold_uq.tabular import DiffusionRegressor, TrainingOptions
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,6 +29,14 @@ def write_set(root: Path, name: str, *, rows: int = 60, num_splits: int = 2) -> 
         np.savetxt(folder / f"index_test_{split}.txt", order[: rows // 10], fmt="%d")
         np.savetxt(folder / f"index_train_{split}.txt", order[rows // 10 :], fmt="%d")
     return root
+
+
+def quick_model(preset: str = "default", **changes: Any) -> DiffusionRegressor:
+    """Two models, few epochs, trees and steps; names of `TrainingOptions` may be among the changes."""
+    given = {"num_models": 2, "max_epochs": 8, "baseline_epochs": 10, "num_inference_steps": 4, "ensemble_size": 20}
+    given |= {"random_state": 0, **changes}
+    details = {name: given.pop(name) for name in list(given) if name in TrainingOptions.__dataclass_fields__}
+    return DiffusionRegressor(preset, **given, training_options=TrainingOptions(**details))
 
 
 def load_script(path: str) -> ModuleType:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from marigold_uq.training.config import OptimizerConfig, TrainingConfig
-from marigold_uq.training.task import Stateful
+from marigold_uq.training.task import TrainingTask
 
 SLOPES = torch.tensor([2.0, -1.0])
 
@@ -29,8 +29,8 @@ class Points(Dataset[dict[str, Any]]):
         return {"x": self.x[index], "name": f"point-{index}"}
 
 
-class ToyTask:
-    """A `TrainingTask` that notes which samples it saw, and scores its network on points it never saw."""
+class ToyTask(TrainingTask):
+    """Notes which samples it saw, and scores its network on points it never saw."""
 
     def __init__(self, dataset: Any = None, *, hidden: int = 0, dropout: float = 0.0, noise: float = 0.1) -> None:
         self.dataset: Any = Points() if dataset is None else dataset
@@ -48,15 +48,6 @@ class ToyTask:
         self.seen.append(list(batch["name"]))
         return (network(batch["x"])[:, 0] - batch["x"] @ SLOPES - self.noise * noise).square()
 
-    def after_step(self, step: int) -> None:
-        pass
-
-    def describe(self, batch: dict[str, Any]) -> list[str]:
-        return list(batch["name"])
-
-    def states(self) -> list[Stateful]:
-        return []
-
     def validate(self, network: nn.Module, step: int, pictures: Path) -> dict[str, float]:
         self.validated.append(step)
         torch.rand(3)  # a careless validation that draws from the global stream must not change the training
@@ -69,7 +60,6 @@ class ToyTask:
         return {"validation/error": error}
 
     def save(self, network: nn.Module, folder: Path) -> None:
-        folder.mkdir(parents=True)
         torch.save(network.state_dict(), folder / "weights.pt")
 
 

@@ -1,6 +1,7 @@
 """train_tabular.py and eval_tabular.py, as they are called."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -9,13 +10,15 @@ import pytest
 import yaml
 from support.tiny_sets import ROOT, load_script, write_set
 
+from marigold_uq.commands.runner import make_parser
 from marigold_uq.pipelines.tabular import TabularRegressionPipeline
-from marigold_uq.tabular import DiffusionRegressor
+from marigold_uq.tabular import DiffusionRegressor, TrainingOptions
 from marigold_uq.tabular.data import TableError, TableSource, read_table
-from marigold_uq.tabular.run import train_tabular
+from marigold_uq.tabular.evaluate import EvaluateTabular
+from marigold_uq.tabular.run import ModelOptions, TrainTabular, train_tabular
 
-QUICK = ["max_epochs=3", "num_members=2", "baseline=none", "num_inference_steps=3", "n_samples=20"]
-FLAGS = [part for entry in QUICK for part in (f"--model.{entry.split('=')[0]}", entry.split("=")[1])]
+MODEL = {"max_epochs": "3", "num_models": "2", "baseline": "none", "num_inference_steps": "3"}
+FLAGS = [part for name, value in MODEL.items() for part in (f"--model.{name}", value)] + ["--ensemble_size", "20"]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +54,7 @@ def test_tables_are_read_from_csv_npz_and_uci_folders(files: Path) -> None:
     [
         (TableSource(Path("rows.txt")), "neither a .csv"),
         (TableSource(Path("none.csv"), ["price"]), "no file"),
-        (TableSource(Path("rows.csv")), "which column"),
+        (TableSource(Path("rows.csv")), "name the target column"),
         (TableSource(Path("rows.csv"), ["cost"]), "no column cost; it has size, colour, weight, price"),
         (TableSource(Path("rows.csv"), ["price"], features=["price"]), "price is both"),
         (TableSource(Path("rows.npz"), weight="v"), "no array v; it has X, y, w"),
@@ -74,12 +77,13 @@ def test_a_trained_table_is_saved_scored_and_never_overwritten(
     assert yaml.safe_load((run / "config.yaml").read_text())["model"]["max_epochs"] == 3
     described = json.loads((run / "run.json").read_text())
     assert described["feature_names"] == ["size", "colour"]
-    assert described["recipe"]["num_members"] == 2
-    assert isinstance(TabularRegressionPipeline.from_pretrained(run / "model"), TabularRegressionPipeline)
+    assert described["recipe"]["num_models"] == 2
+    pipeline = TabularRegressionPipeline.from_pretrained(run / "model")
+    assert pipeline.calibration_for().num_calibration == 50
     assert train.main([*rows, *FLAGS, "--output", str(run)]) == 2
     assert "nothing is overwritten" in capsys.readouterr().err
 
-    scores = ["--run", str(run), *rows, "--output", str(tmp_path / "scores")]
+    scores = ["--run", str(run), *rows, "--ensemble_size", "30", "--output", str(tmp_path / "scores")]
     assert evaluate.main(scores) == 0
     metrics = json.loads((tmp_path / "scores" / "metrics.json").read_text())["metrics"]
     assert metrics["interval_coverage_95"]["value"] > 0.8  # of the training rows: sd of 250 rows .014
@@ -87,7 +91,7 @@ def test_a_trained_table_is_saved_scored_and_never_overwritten(
     assert (tmp_path / "scores" / "calibration.png").stat().st_size > 0
     assert "| crps |" in (tmp_path / "scores" / "metrics.md").read_text()
     assert evaluate.main(scores) == 2
-    assert "holds an evaluation" in capsys.readouterr().err
+    assert "already holds an evaluation" in capsys.readouterr().err
 
 
 def test_several_targets_are_scored_one_by_one_and_must_be_those_of_the_training(
@@ -120,7 +124,7 @@ def test_a_folder_that_appears_during_training_is_not_replaced(files: Path, tmp_
             (run / "theirs").write_text("result")
             return super().fit(*arguments, **options)
 
-    model = Slow(max_epochs=1, num_members=1, baseline="none", random_state=0)
+    model = Slow(max_epochs=1, num_models=1, baseline="none", random_state=0)
     with pytest.raises(FileExistsError, match="made by another process meanwhile; this result is kept in"):
         train_tabular(TableSource(files / "rows.npz"), model, run)
     assert [path.name for path in run.iterdir()] == ["theirs"]
@@ -132,21 +136,31 @@ def test_all_splits_of_a_set_are_fitted_and_scored(
     files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     evaluate = load_script("eval/eval_tabular.py")
-    quick = [part for entry in QUICK[:-1] for part in (f"--model.{entry.split('=')[0]}", entry.split("=")[1])]
-    arguments = ["--uci.root", str(files), "--uci.name", "toy", *quick, "--num_samples", "20"]
+    arguments = ["--uci.root", str(files), "--uci.name", "toy", *FLAGS]
     config = str(ROOT / "configs" / "tabular" / "paper.yaml")
     assert evaluate.main(["--config", config, *arguments, "--output", str(tmp_path / "out")]) == 0
     result = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert result["num_splits"] == 2
     assert result["metrics"]["crps"]["standard_error"] > 0
     assert result["predictor"]["model"]["noise_family"] == "gaussian"
+    assert result["command"].startswith("python eval/eval_tabular.py --config")
     assert evaluate.main(["--output", str(tmp_path / "nothing")]) == 2
     assert "give --run and --data.path" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs" / "tabular").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_config_is_read_by_both_commands(path: Path) -> None:
-    for script in ("train/train_tabular.py", "eval/eval_tabular.py"):
-        flags = ["--config", str(path), "--output", "out"] + (["--data.path", "a.csv"] if "train" in script else [])
-        values = load_script(script).make_parser().parse_args(flags)
-        assert values.model.preset == yaml.safe_load(path.read_text())["model"]["preset"]
+    given = yaml.safe_load(path.read_text())["model"]
+    details = given.pop("training_options", {})
+    for options, data in ((TrainTabular, ["--data.path", "a.csv"]), (EvaluateTabular, [])):
+        parser = make_parser("program", options)
+        values = parser.instantiate(parser.parse_args(["--config", str(path), "--output", "out", *data]))
+        assert values.model.changes().items() >= {**given, **details}.items()
+
+
+def test_the_options_of_a_config_are_the_arguments_of_the_estimator() -> None:
+    others = {"ensemble_size", "random_state", "verbose"}
+    assert {field.name for field in fields(ModelOptions)} == set(DiffusionRegressor().get_params()) - others
+    model = ModelOptions(training_options=TrainingOptions(patience=3)).estimator(seed=5)
+    assert model.get_params()["training_options"].patience == 3
+    assert model.random_state == 5

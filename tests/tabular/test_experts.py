@@ -9,11 +9,11 @@ from sklearn.ensemble import ExtraTreesRegressor, GradientBoostingRegressor
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, Matern, WhiteKernel
 
-from marigold_uq.tabular.expert_fitting import ExpertOptions, FittedExperts, fit_experts, stack_experts
 from marigold_uq.tabular.experts import EXPERTS, ExpertBaseline
-from marigold_uq.tabular.gaussian_process import JITTER, FittedProcess, Kernel, fit_process
-from marigold_uq.tabular.known_values import known_values
-from marigold_uq.tabular.trees import BoostingOptions, ForestOptions, TreeTable
+from marigold_uq.tabular.experts.fitting import ExpertOptions, FittedExperts, fit_experts, stack_experts
+from marigold_uq.tabular.experts.gaussian_process import JITTER, FittedProcess, Kernel, fit_process
+from marigold_uq.tabular.experts.trees import BoostingOptions, ForestOptions, TreeNodes
+from marigold_uq.tabular.recipe import known_values
 
 
 def data(rows: int, seed: int = 0, targets: int = 1) -> tuple[np.ndarray, np.ndarray]:
@@ -28,7 +28,7 @@ def fitted(rows: int = 90, targets: int = 1, seed: int = 0) -> FittedExperts:
     return fit_experts(x, y, np.ones(rows), ExpertOptions.for_rows(rows, effort=12), seed)
 
 
-def test_a_forest_in_tensors_says_what_sklearns_says() -> None:
+def test_a_forest_in_tensors_predicts_as_sklearns() -> None:
     """Values are kept in float32, so six digits; a wrong turn at one node would be a difference of the order of 1."""
     (x, y), (new, _) = data(300), data(200, 1)
     model = ExtraTreesRegressor(20, random_state=3).fit(x, y[:, 0])
@@ -38,7 +38,7 @@ def test_a_forest_in_tensors_says_what_sklearns_says() -> None:
         np.testing.assert_allclose(table.leaves(torch.from_numpy(rows)).mean(1), model.predict(rows), atol=1e-6)
 
 
-def test_boosted_trees_in_tensors_say_what_sklearns_say() -> None:
+def test_boosted_trees_in_tensors_predict_as_sklearns() -> None:
     (x, y), (new, _) = data(200), data(50, 1)
     table = BoostingOptions(num_trees=30).fit(x, y[:, 0] + 7, np.ones(200), 3)
     options = {"n_estimators": 30, "learning_rate": 0.05, "max_depth": 4, "subsample": 0.7, "max_features": 0.7}
@@ -50,7 +50,7 @@ def test_joined_tables_keep_every_tree() -> None:
     (x, y), (new, _) = data(60), data(20, 1)
     tables = [ForestOptions(4).fit(x, y[:, 0], np.ones(60), seed) for seed in (0, 1)]
     rows = torch.from_numpy(new)
-    joined = TreeTable.join([tables[0], TreeTable.zeros(3), tables[1]]).leaves(rows)
+    joined = TreeNodes.join([tables[0], TreeNodes.zeros(3), tables[1]]).leaves(rows)
     want = torch.cat([tables[0].leaves(rows), torch.zeros(20, 3), tables[1].leaves(rows)], 1)
     assert torch.equal(joined, want)
 
@@ -110,7 +110,7 @@ def test_out_of_fold_predictions_do_not_know_their_own_row() -> None:
 
 
 @pytest.mark.parametrize("targets", [1, 2])
-def test_the_module_says_what_the_fitted_experts_say(targets: int, tmp_path: Path) -> None:
+def test_the_module_predicts_as_the_fitted_experts(targets: int, tmp_path: Path) -> None:
     """A forest alone reproduces its training rows; the weighted sum of all experts must come near them, and reload."""
     experts = [fitted(targets=targets, seed=seed) for seed in (0, 1)]
     module = stack_experts(experts)
@@ -134,16 +134,16 @@ def test_each_expert_of_the_module_is_the_one_that_was_fitted() -> None:
     assert one.networks is not None
     assert one.process is not None
     want = {name: one.trees[name].leaves(rows).double() for name in EXPERTS[:3]}
-    said = [want["forest"].mean(1), want["deep_boosting"].sum(1), want["shallow_boosting"].sum(1)]
-    said.append(one.networks.double()(rows.expand(5, -1, -1)).mean(0)[:, 0].detach())
-    said.append((one.process.kernel(rows, one.process.rows) @ one.process.coefficients)[:, 0])
+    predicted = [want["forest"].mean(1), want["deep_boosting"].sum(1), want["shallow_boosting"].sum(1)]
+    predicted.append(one.networks.double()(rows.expand(5, -1, -1)).mean(0)[:, 0].detach())
+    predicted.append((one.process.kernel(rows, one.process.rows) @ one.process.coefficients)[:, 0])
     for number in range(len(EXPERTS)):
         module.weights.zero_()
         module.weights[0, number] = 1.0
-        torch.testing.assert_close(module(rows.unsqueeze(0))[0, :, 0], said[number], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(module(rows.unsqueeze(0))[0, :, 0], predicted[number], rtol=1e-6, atol=1e-6)
 
 
-def test_hopeless_experts_of_large_tables_are_dropped() -> None:
+def test_poor_experts_of_large_tables_are_dropped() -> None:
     """A plane is easy for a Gaussian process and hard for three trees and three epochs: they go after one fold."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2100, 6))

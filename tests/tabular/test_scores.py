@@ -16,7 +16,7 @@ from marigold_uq.tabular.scores import (
 
 
 def draws(rows: int = 400, count: int = 99, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Honest: draws and truth of each row come from the same law."""
+    """Calibrated: draws and truth of each row come from the same distribution."""
     rng = np.random.default_rng(seed)
     mean, std = rng.normal(size=rows), rng.uniform(0.5, 2, rows)
     return mean + std * rng.normal(size=(count, rows)), mean + std * rng.normal(size=rows)
@@ -44,7 +44,7 @@ def test_scores_are_their_formulas() -> None:
     assert math.isclose(scores["width_95"], float(np.ptp(samples, axis=0).mean()))
 
 
-def test_honest_draws_are_covered_as_they_say_and_have_a_flat_pit() -> None:
+def test_calibrated_draws_are_covered_as_stated_and_have_a_flat_pit() -> None:
     """99 draws make these Weibull quantiles exact; four standard errors of 400 rows. Chi-square of 20 bins: sd 6.2."""
     samples, truth = draws()
     scores = score_rows(samples, truth, target_scale=1.0)

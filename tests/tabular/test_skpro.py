@@ -8,11 +8,9 @@ pytest.importorskip("skpro", reason="skpro is not installed: pip install marigol
 import pandas as pd
 from skpro.metrics import CRPS
 from skpro.utils import check_estimator
+from support.tiny_sets import quick_model
 
-from marigold_uq.tabular import DiffusionRegressor
 from marigold_uq.tabular.skpro import SkproDiffusionRegressor
-
-QUICK = {"max_epochs": 3, "num_members": 1, "baseline": "none", "num_inference_steps": 3, "random_state": 0}
 
 
 def test_the_adapter_passes_all_checks_of_skpro() -> None:
@@ -30,13 +28,13 @@ def frames() -> tuple[pd.DataFrame, pd.DataFrame]:
 
 def test_what_skpro_sees_is_what_the_estimator_says(frames: tuple[pd.DataFrame, pd.DataFrame]) -> None:
     x, y = frames
-    inner = DiffusionRegressor(calibration_fraction=0.5, **QUICK)
+    inner = quick_model(calibration_fraction=0.5, num_models=1, max_epochs=3, baseline="none")
     model = SkproDiffusionRegressor(inner).fit(x, y)
     assert not hasattr(inner, "pipeline_")
     new = x[:4]
     np.testing.assert_allclose(model.predict(new), model.estimator_.predict(new))
-    law = model.predict_proba(new)
-    np.testing.assert_allclose(law.mean(), model.estimator_.predict(new))
+    distribution = model.predict_proba(new)
+    np.testing.assert_allclose(distribution.mean(), model.estimator_.predict(new))
     interval = model.predict_interval(new, coverage=[0.5, 0.9])
     np.testing.assert_allclose(interval["v"][0.9].to_numpy(), model.estimator_.predict_interval(new, 0.9)[:, :, 1])
     quantiles = model.predict_quantiles(new, alpha=[0.1, 0.6])
@@ -46,5 +44,5 @@ def test_what_skpro_sees_is_what_the_estimator_says(frames: tuple[pd.DataFrame, 
 
 def test_skpros_scores_work_on_its_predictions(frames: tuple[pd.DataFrame, pd.DataFrame]) -> None:
     x, y = frames
-    model = SkproDiffusionRegressor(DiffusionRegressor(**QUICK)).fit(x, y[["u"]])
+    model = SkproDiffusionRegressor(quick_model(num_models=1, max_epochs=3, baseline="none")).fit(x, y[["u"]])
     assert 0 < CRPS()(y[["u"]][:10], model.predict_proba(x[:10])) < 2

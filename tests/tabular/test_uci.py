@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from marigold_uq.tabular.uci import SOURCES, UCIDataError, UCIDataset, find_uci
+from marigold_uq.tabular.uci import UCI_SETS, UCIDataError, UCIDataset, find_uci
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_a_missing_file_is_named(root: Path) -> None:
 def test_real_sets_have_the_published_sizes(data_root: Path, name: str) -> None:
     if not (data_root / "uci" / name).is_dir():
         pytest.skip(f"real data not available: no folder uci/{name}")
-    dataset, source = UCIDataset.load(data_root / "uci", name), SOURCES[name]
+    dataset, source = UCIDataset.load(data_root / "uci", name), UCI_SETS[name]
     assert (*dataset.features.shape, dataset.num_splits) == (source.num_rows, source.num_features, source.num_splits)
     for train, test in dataset.indices:
         assert len(train) + len(test) == source.num_rows

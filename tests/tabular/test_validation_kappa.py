@@ -1,17 +1,16 @@
-"""kappa of small tables: chosen on rows that neither the member nor the baseline was fitted on."""
+"""kappa of small tables: chosen on rows that neither the model nor the baseline was fitted on."""
 
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.tiny_sets import quick_model
 
 from marigold_uq.calibration import KappaChoice, choose_kappa
-from marigold_uq.tabular import DiffusionRegressor, fitting, regressor
-from marigold_uq.tabular.fitting import Table, fit_stack
+from marigold_uq.tabular import DiffusionRegressor, TrainingOptions, regressor, stack
 from marigold_uq.tabular.recipe import FEW_ROWS, default_recipe, resolve_recipe
-
-QUICK = {"num_members": 2, "max_epochs": 8, "baseline_epochs": 10, "num_inference_steps": 4, "n_samples": 20}
+from marigold_uq.tabular.stack import TrainingRows, fit_stack
 
 
 def noise(rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -20,7 +19,7 @@ def noise(rows: int) -> tuple[np.ndarray, np.ndarray]:
     return rng.normal(size=(rows, 3)), rng.normal(size=rows)
 
 
-def test_kappa_is_chosen_on_all_rows_by_laws_that_have_not_seen_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kappa_is_chosen_on_all_rows_by_models_that_have_not_seen_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """The correlation with pure noise has a standard deviation of 1/sqrt(300); that of a memory is near 1."""
     asked: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -30,14 +29,14 @@ def test_kappa_is_chosen_on_all_rows_by_laws_that_have_not_seen_them(monkeypatch
 
     monkeypatch.setattr(regressor, "choose_kappa", watched)
     x, y = noise(300)
-    model = DiffusionRegressor(random_state=0, **QUICK).fit(x, y)
+    model = quick_model().fit(x, y)
     ((samples, target),) = asked
     np.testing.assert_array_equal(np.sort(target.numpy()), np.sort(y))
-    assert samples.shape == (40, 300)  # two members draw at least 20 each once there is a kappa
+    assert samples.shape == (40, 300)  # two models draw at least 20 each once there is a kappa
     assert abs(np.corrcoef(samples.mean(0), target)[0, 1]) < 4 / np.sqrt(300)
     assert np.corrcoef(model.pipeline_.baseline(_standardised(model, x))[0, :, 0], y)[0, 1] > 0.5
-    assert model.pipeline_.config.kappa == [choose_kappa(samples, target).kappa]
-    assert model.conformal_scores_ is None
+    assert model.pipeline_.calibration_for().kappa == (choose_kappa(samples, target).kappa,)
+    assert model.pipeline_.calibration_for().interval is None
 
 
 def _standardised(model: DiffusionRegressor, x: np.ndarray) -> torch.Tensor:
@@ -47,40 +46,41 @@ def _standardised(model: DiffusionRegressor, x: np.ndarray) -> torch.Tensor:
 
 def test_kappa_stretches_the_same_draws() -> None:
     x, y = noise(80)
-    model = DiffusionRegressor(random_state=0, **QUICK).fit(x, y)
-    plain = DiffusionRegressor(random_state=0, kappa_from_validation=False, **QUICK).fit(x, y)
-    assert plain.pipeline_.config.kappa is None
+    model = quick_model().fit(x, y)
+    plain = quick_model(kappa_from_validation=False).fit(x, y)
+    assert not plain.pipeline_.calibrations
     ratio = model.sample(x[:5], 40).std(0) / plain.sample(x[:5], 40).std(0)
-    np.testing.assert_allclose(ratio, model.pipeline_.config.kappa[0], rtol=1e-6)
+    np.testing.assert_allclose(ratio, model.pipeline_.calibration_for().kappa[0], rtol=1e-6)
 
 
-def test_every_row_stops_one_member_and_brings_what_the_baseline_said_without_it(
+def test_every_row_stops_one_model_and_brings_out_of_fold_predictions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trained: list[Any] = []
-    original = fitting._split_rows
+    original = stack._split_rows
 
     def watched(tables: Any, weights: Any, splits: Any, *others: Any) -> Any:
         trained.extend(splits)
         return original(tables, weights, splits, *others)
 
-    monkeypatch.setattr(fitting, "_split_rows", watched)
+    monkeypatch.setattr(stack, "_split_rows", watched)
     x, y = noise(60)
-    recipe = resolve_recipe("default", 60, **{name: QUICK[name] for name in QUICK if name != "n_samples"})
-    stack = fit_stack([Table(x, y[:, None], np.ones(60))], recipe, [0])
-    assert stack.validation is not None
-    assert sorted(torch.cat(stack.validation.rows).tolist()) == list(range(60))
-    for (train, _), held_out in zip(trained, stack.validation.rows, strict=True):
+    options = TrainingOptions(baseline_epochs=10)
+    recipe = resolve_recipe("default", 60, options=options, num_models=2, max_epochs=8, num_inference_steps=4)
+    fitted = fit_stack([TrainingRows(x, y[:, None], np.ones(60))], recipe, [0])
+    assert fitted.validation is not None
+    assert sorted(torch.cat(fitted.validation.rows).tolist()) == list(range(60))
+    for (train, _), held_out in zip(trained, fitted.validation.rows, strict=True):
         assert sorted([*train.tolist(), *held_out.tolist()]) == list(range(60))
-    said = torch.cat(stack.validation.predictions)[torch.cat(stack.validation.rows).argsort(), 0]
-    assert abs(np.corrcoef(said, y)[0, 1]) < 4 / np.sqrt(60)
-    assert stack.validation.extras is not None
-    assert [len(extras) for extras in stack.validation.extras] == [30, 30]
+    predicted = torch.cat(fitted.validation.predictions)[torch.cat(fitted.validation.rows).argsort(), 0]
+    assert abs(np.corrcoef(predicted, y)[0, 1]) < 4 / np.sqrt(60)
+    assert fitted.validation.extras is not None
+    assert [len(extras) for extras in fitted.validation.extras] == [30, 30]
 
 
-def test_a_pipeline_takes_the_baselines_answer_from_outside() -> None:
+def test_a_pipeline_takes_the_baselines_prediction_from_outside() -> None:
     x, y = noise(50)
-    pipeline = DiffusionRegressor(random_state=0, **QUICK).fit(x, y).pipeline_
+    pipeline = quick_model().fit(x, y).pipeline_
     network = pipeline.network
     rows = (torch.from_numpy(x) - network.feature_mean[0]) / network.feature_scale[0]
     prediction, extras = (values[0] for values in pipeline.baseline.describe(rows.unsqueeze(0)))
@@ -96,12 +96,9 @@ def test_a_pipeline_takes_the_baselines_answer_from_outside() -> None:
 
 
 def test_kappa_does_not_depend_on_how_many_draws_predictions_take() -> None:
-    """Chosen on the 5 draws of n_samples it would be 1.6 times too large."""
+    """Chosen on 5 draws it would be 1.6 times too large."""
     x, y = noise(200)
-    few, many = (
-        DiffusionRegressor(random_state=0, **{**QUICK, "n_samples": count}).fit(x, y).pipeline_.config.kappa[0]
-        for count in (5, 100)
-    )
+    few, many = (quick_model(ensemble_size=count).fit(x, y).pipeline_.calibration_for().kappa[0] for count in (5, 100))
     assert few == pytest.approx(many, rel=0.1)
 
 
@@ -109,9 +106,9 @@ def test_kappa_does_not_depend_on_how_many_draws_predictions_take() -> None:
 def test_each_of_two_targets_has_its_own_kappa_with_any_baseline_out_of_fold(baseline: str) -> None:
     x, y = noise(120)
     both = np.stack([y, 1000 * np.sign(y) * y**2], 1)
-    model = DiffusionRegressor(random_state=0, baseline=baseline, **QUICK).fit(x, both)
-    kappa = model.pipeline_.config.kappa
-    plain = DiffusionRegressor(random_state=0, baseline=baseline, kappa_from_validation=False, **QUICK).fit(x, both)
+    model = quick_model(baseline=baseline).fit(x, both)
+    kappa = model.pipeline_.calibration_for().kappa
+    plain = quick_model(baseline=baseline, kappa_from_validation=False).fit(x, both)
     ratio = model.sample(x[:4], 40).std(0) / plain.sample(x[:4], 40).std(0)
     np.testing.assert_allclose(ratio, np.tile(kappa, (4, 1)), rtol=1e-6)
     assert kappa[0] != kappa[1]
@@ -132,27 +129,26 @@ def test_the_rule_of_the_default_preset() -> None:
 )
 def test_where_it_cannot_be_it_is_dropped_or_refused(options: dict[str, Any], obstacle: str) -> None:
     x, y = noise(50)
-    model = DiffusionRegressor(random_state=0, **QUICK, **options).fit(x, y)
+    model = quick_model(**options).fit(x, y)
     assert not model.recipe_.kappa_from_validation
     with pytest.raises(ValueError, match=obstacle):
-        DiffusionRegressor(kappa_from_validation=True, **QUICK, **options).fit(x, y)
+        quick_model(kappa_from_validation=True, **options).fit(x, y)
 
 
 def test_targets_of_few_values_have_no_kappa_and_say_so_if_it_was_asked_for() -> None:
     x, y = noise(100)
-    model = DiffusionRegressor(random_state=0, **QUICK).fit(x, np.sign(y))
-    assert model.pipeline_.config.kappa is None
+    model = quick_model().fit(x, np.sign(y))
+    assert not model.pipeline_.calibrations
     with pytest.warns(UserWarning, match="there is no kappa"):
-        DiffusionRegressor(random_state=0, kappa_from_validation=True, **QUICK).fit(x, np.sign(y))
+        quick_model(kappa_from_validation=True).fit(x, np.sign(y))
 
 
 def test_too_few_rows_for_kappa_are_named_only_if_it_was_asked_for(recwarn: pytest.WarningsRecorder) -> None:
     x, y = noise(50)
-    options = {**QUICK, "num_members": 1, "random_state": 0}
-    assert DiffusionRegressor(**options).fit(x, y).pipeline_.config.kappa is None
+    assert not quick_model(num_models=1).fit(x, y).pipeline_.calibrations
     assert not [warning for warning in recwarn if "kappa" in str(warning.message)]
     with pytest.warns(UserWarning, match="needs 20 held-out rows, there are 8"):
-        DiffusionRegressor(kappa_from_validation=True, **options).fit(x, y)
+        quick_model(num_models=1, kappa_from_validation=True).fit(x, y)
 
 
 def test_kappa_follows_the_weights_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +162,7 @@ def test_kappa_follows_the_weights_of_the_rows(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(regressor, "choose_kappa", watched)
     for options in ({}, {"calibration_fraction": 0.3}):
-        DiffusionRegressor(random_state=0, **QUICK, **options).fit(x, y, sample_weight=weights)
+        quick_model(**options).fit(x, y, sample_weight=weights)
     given = dict(zip(y, weights / weights.mean(), strict=True))
     assert [len(target) for target, _ in asked] == [100, 30]
     for target, used in asked:

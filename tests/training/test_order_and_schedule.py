@@ -10,7 +10,6 @@ from support.toy_task import Points
 
 from marigold_uq.training.config import OptimizerConfig, TrainingConfig
 from marigold_uq.training.order import BatchPlan, steps_of_run
-from marigold_uq.training.schedule import rate_factor
 
 
 @pytest.mark.parametrize(
@@ -28,21 +27,21 @@ from marigold_uq.training.schedule import rate_factor
     ],
 )
 def test_the_default_rate_is_marigolds_at_the_nth_step(number: int, factor: float) -> None:
-    assert rate_factor(number - 1, OptimizerConfig()) == pytest.approx(factor, rel=1e-12)
+    assert OptimizerConfig(learning_rate=2.0).at(number - 1) == pytest.approx(2 * factor, rel=1e-12)
 
 
 def test_cosine_falls_along_half_a_wave_and_stays_at_its_end() -> None:
-    config = OptimizerConfig(warmup_steps=10, decay="cosine", decay_steps=110, final_factor=0.2)
-    assert rate_factor(9, config) == 1.0
-    assert rate_factor(59, config) == pytest.approx(0.6, abs=1e-12)  # half way: the mean of 1 and 0.2
-    assert rate_factor(34, config) == pytest.approx(0.2 + 0.8 * (1 + math.sqrt(0.5)) / 2, abs=1e-12)
-    assert rate_factor(109, config) == pytest.approx(0.2, abs=1e-12)
-    assert rate_factor(500, config) == pytest.approx(0.2, abs=1e-12)
+    config = OptimizerConfig(learning_rate=1.0, warmup_steps=10, decay="cosine", decay_steps=110, final_factor=0.2)
+    assert config.at(9) == 1.0
+    assert config.at(59) == pytest.approx(0.6, abs=1e-12)  # half way: the mean of 1 and 0.2
+    assert config.at(34) == pytest.approx(0.2 + 0.8 * (1 + math.sqrt(0.5)) / 2, abs=1e-12)
+    assert config.at(109) == pytest.approx(0.2, abs=1e-12)
+    assert config.at(500) == pytest.approx(0.2, abs=1e-12)
 
 
 def test_constant_stays_at_the_peak_and_no_warm_up_starts_there() -> None:
-    config = OptimizerConfig(warmup_steps=0, decay="constant")
-    assert [rate_factor(step, config) for step in (0, 10**6)] == [1.0, 1.0]
+    config = OptimizerConfig(learning_rate=1.0, warmup_steps=0, decay="constant")
+    assert [config.at(step) for step in (0, 10**6)] == [1.0, 1.0]
 
 
 def test_a_decay_that_ends_within_the_warm_up_is_refused() -> None:
@@ -53,11 +52,11 @@ def test_a_decay_that_ends_within_the_warm_up_is_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"batch_size": 0}, "batch_size is at least 1"),
-        ({"micro_batch_size": 0}, "micro_batch_size is at least 1"),
-        ({"checkpoint_limit": 0}, "checkpoint_limit is at least 1"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"micro_batch_size": 0}, "micro_batch_size must be at least 1"),
+        ({"checkpoint_limit": 0}, "checkpoint_limit must be at least 1"),
         ({"ema_decay": 1.0}, "ema_decay"),
-        ({"seed": -1}, "seed is at least 0"),
+        ({"seed": -1}, "seed must be at least 0"),
     ],
 )
 def test_a_config_that_cannot_mean_anything_is_refused(settings: dict[str, Any], message: str) -> None:

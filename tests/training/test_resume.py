@@ -1,5 +1,6 @@
 """A run that was interrupted and resumed equals the uninterrupted one, bit for bit."""
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -8,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 from support.toy_task import Points, ToyTask, assert_same_weights, metrics_of, toy_config, weights_of
+from torch import nn
 
 from marigold_uq.training.loop import Trainer
+from marigold_uq.training.task import Stateful
 
 
 class Interrupted(Exception):
@@ -124,9 +127,123 @@ def test_a_finished_run_started_again_leaves_its_model_and_card_alone(tmp_path: 
     assert not (tmp_path / "model" / "README.md").exists()
 
 
+def test_an_extension_killed_while_it_saves_its_model_saves_it_when_started_again(tmp_path: Path) -> None:
+    """The model of the shorter run is complete, but it is not the one that was asked for."""
+
+    class DiesBeforeSaving(ToyTask):
+        def save(self, network: Any, folder: Path) -> None:
+            raise Interrupted
+
+    Trainer(ToyTask(), toy_config(tmp_path / "whole")).run()
+    Trainer(ToyTask(), toy_config(tmp_path / "parts", max_steps=6)).run()
+    short = weights_of(tmp_path / "parts")
+    with pytest.raises(Interrupted):
+        Trainer(DiesBeforeSaving(), toy_config(tmp_path / "parts")).run()
+    assert_same_weights(weights_of(tmp_path / "parts"), short)
+    assert Trainer(ToyTask(), toy_config(tmp_path / "parts")).run().finished
+    assert_same_weights(weights_of(tmp_path / "parts"), weights_of(tmp_path / "whole"))
+
+
+class Harmful:
+    """Unpickling it makes a file."""
+
+    def __init__(self, witness: Path) -> None:
+        self.witness = witness
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.witness,)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["task.pt", "average.pt", "optimizer.bin", "random_states_0.pkl", "pytorch_model.bin", "custom_checkpoint_0.pkl"],
+)
+def test_resuming_runs_no_code_from_a_checkpoint(tmp_path: Path, name: str) -> None:
+    """Whatever file of it was replaced by a pickle that calls a function."""
+    run_until(7, tmp_path, ToyTask(), ema_decay=0.9)
+    checkpoint = tmp_path / "checkpoints" / "checkpoint-4"
+    if name.startswith("custom"):  # as versions before the first release wrote them
+        (checkpoint / "task.pt").unlink()
+        (checkpoint / "average.pt").unlink()
+    if name.startswith("pytorch"):
+        (checkpoint / "model.safetensors").unlink()
+    torch.save(Harmful(tmp_path / "witness"), checkpoint / name)
+    with contextlib.suppress(Exception):  # most are refused; random states are left out by accelerate
+        Trainer(ToyTask(), toy_config(tmp_path, ema_decay=0.9)).run()
+    assert not (tmp_path / "witness").exists()
+
+
+def test_a_task_state_that_could_run_code_is_refused_by_name(tmp_path: Path) -> None:
+    run_until(7, tmp_path, ToyTask())
+    path = tmp_path / "checkpoints" / "checkpoint-4" / "task.pt"
+    torch.save(Harmful(tmp_path / "witness"), path)
+    with pytest.raises(ValueError, match=r"task\.pt is damaged, or holds more than tensors"):
+        Trainer(ToyTask(), toy_config(tmp_path)).run()
+
+
+class Counter:
+    """A state that counts the steps."""
+
+    def __init__(self) -> None:
+        self.count = torch.zeros(())
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.count = state_dict["count"]
+
+
+class Counting(ToyTask):
+    """Its loss depends on its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counter = Counter()
+
+    def states(self) -> list[Stateful]:
+        return [self.counter]
+
+    def losses(self, network: nn.Module, batch: dict[str, Any], generators: list[torch.Generator]) -> torch.Tensor:
+        self.counter.count = self.counter.count + 1
+        return super().losses(network, batch, generators) * self.counter.count
+
+
+@pytest.mark.parametrize("ema_decay", [0.0, 0.9])
+def test_a_checkpoint_of_accelerates_pickles_still_resumes(tmp_path: Path, ema_decay: float) -> None:
+    """What versions before the first release wrote: average, then task states, as custom_checkpoint_*.pkl."""
+    Trainer(Counting(), toy_config(tmp_path / "whole", ema_decay=ema_decay)).run()
+    run_until(7, tmp_path / "parts", Counting(), ema_decay=ema_decay)
+    checkpoint = tmp_path / "parts" / "checkpoints" / "checkpoint-4"
+    (state,) = torch.load(checkpoint / "task.pt")["states"]
+    old = [state]
+    if ema_decay:
+        old.insert(0, torch.load(checkpoint / "average.pt"))
+        (checkpoint / "average.pt").unlink()
+    (checkpoint / "task.pt").unlink()
+    for number, values in enumerate(old):
+        torch.save(values, checkpoint / f"custom_checkpoint_{number}.pkl")
+    Trainer(Counting(), toy_config(tmp_path / "parts", ema_decay=ema_decay)).run()
+    assert_same_weights(weights_of(tmp_path / "whole"), weights_of(tmp_path / "parts"))
+    assert metrics_of(tmp_path / "whole") == metrics_of(tmp_path / "parts")
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.9, 0.0), (0.0, 0.9)])
+def test_a_resume_with_or_without_an_average_as_before(tmp_path: Path, before: float, after: float) -> None:
+    run_until(7, tmp_path, ToyTask(), ema_decay=before)
+    with pytest.raises(ValueError, match="resume with the same ema_decay"):
+        Trainer(ToyTask(), toy_config(tmp_path, ema_decay=after)).run()
+
+
+def test_a_checkpoint_of_another_task_is_refused(tmp_path: Path) -> None:
+    run_until(7, tmp_path, ToyTask())
+    with pytest.raises(ValueError, match="holds 0 states of a task; this one has 1"):
+        Trainer(Counting(), toy_config(tmp_path)).run()
+
+
 def test_never_refuses_a_folder_with_a_run(tmp_path: Path) -> None:
     run_until(3, tmp_path, ToyTask(), resume="never")
-    with pytest.raises(FileExistsError, match="holds a run already"):
+    with pytest.raises(FileExistsError, match="already holds a run"):
         Trainer(ToyTask(), toy_config(tmp_path, resume="never")).run()
 
 

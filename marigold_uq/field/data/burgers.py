@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marigold_uq.field.data.equation import Floats, PeriodicEquation
+from marigold_uq.field.data.equation import PeriodicEquation
+from marigold_uq.models.field_grid import Floats
 
 WAVE_NUMBERS = np.arange(1, 5)
 NUM_PICKS = 2

@@ -7,14 +7,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-Floats = NDArray[np.float64]
-
-
-class FieldDataError(ValueError):
-    """A field file or array that cannot be used, with the reason and what to do."""
+from marigold_uq.models.field_grid import FieldDataError, Floats
 
 
 def trajectory_generator(seed: int, index: int) -> np.random.Generator:

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marigold_uq.field.data.equation import Floats, PeriodicEquation
+from marigold_uq.field.data.equation import PeriodicEquation
+from marigold_uq.models.field_grid import Floats
 
 CONTOUR_POINTS = 32
 

@@ -20,7 +20,7 @@ from marigold_uq.pipelines.depth.latents import posterior_mode
 from marigold_uq.training.config import TrainingConfig
 from marigold_uq.training.loop import Trainer, make_accelerator
 from marigold_uq.training.order import Ordered
-from marigold_uq.training.task import Stateful
+from marigold_uq.training.task import TrainingTask
 
 
 @dataclass(frozen=True)
@@ -63,22 +63,14 @@ class Reconstruction(nn.Module):
         return decoded, latents
 
 
-class VaeTask:
-    """Reconstruct pictures and depth maps with one autoencoder; a `TrainingTask`."""
+class VaeTask(TrainingTask):
+    """Reconstruct pictures and depth maps with one autoencoder."""
 
     def __init__(self, vae: nn.Module, dataset: Ordered, held_out: Ordered, loss: VaeLossConfig, device: Any) -> None:
         self.network: nn.Module = Reconstruction(vae)
         self.dataset, self.held_out, self.loss, self.device = dataset, held_out, loss, device
         self.factor = 2 ** (len(vae.config.block_out_channels) - 1)  # type: ignore[union-attr,arg-type]
         self.latent_channels = int(vae.config.latent_channels)  # type: ignore[union-attr,arg-type]
-
-    def states(self) -> list[Stateful]:
-        """Nothing besides the network."""
-        return []
-
-    def describe(self, batch: dict[str, Any]) -> list[str]:
-        """Names of the samples."""
-        return [str(name) for name in batch["name"]]
 
     def losses(self, network: nn.Module, batch: dict[str, Any], generators: list[torch.Generator]) -> Tensor:
         """Absolute error of pictures and depth maps and of their edges, one number per sample."""
@@ -102,9 +94,6 @@ class VaeTask:
         free = torch.tensor([pair.shape[-2] - height + 1, pair.shape[-1] - width + 1])
         top, left = (torch.rand(2, generator=generator) * free).long().tolist()
         return pair[..., top : top + height, left : left + width]
-
-    def after_step(self, step: int) -> None:
-        """Nothing to do."""
 
     @torch.no_grad()
     def validate(self, network: nn.Module, step: int, pictures: Path) -> dict[str, float]:

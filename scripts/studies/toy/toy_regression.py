@@ -3,17 +3,16 @@
     python -m scripts.studies.toy.toy_regression --output docs/images/toy_regression.png
 
 Every noise family learns the same data through the same library calls that the large models use. The figure shows the
-predictive density of each family beside the truth, and below it the law of the noise eps given one noisy value x_t
-beside the exact one. The table is the CRPS on fresh data for several numbers of reverse steps. About half a minute on
-two cores.
+predictive density of each family beside the truth. Below it stands the distribution of the noise eps given one noisy
+value x_t, beside the exact one. The table is the CRPS on fresh data for several numbers of reverse steps. About half a
+minute on two cores.
 """
 
-import argparse
 import math
-import os
+import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
@@ -25,10 +24,14 @@ from scipy.ndimage import gaussian_filter
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from marigold_uq.commands.runner import Invocation, run_command
 from marigold_uq.denoising import Denoiser, predict_noise
 from marigold_uq.distributions import MixtureDistribution, NoiseDistribution
 from marigold_uq.distributions.base import MIN_SCALE
+from marigold_uq.files import make_folder
 from marigold_uq.metrics import crps as sample_crps
+from marigold_uq.plotting import save_figure
+from marigold_uq.results import markdown_table
 from marigold_uq.sampling import initial_noise, reverse_diffusion
 from marigold_uq.schedulers import DistributionalDDIMScheduler
 from marigold_uq.scores import crps, log_score, mean_score
@@ -55,7 +58,8 @@ FAMILY_NAMES = [name for name in CAPTIONS if name != EXACT]
 INK, QUIET, TRUTH, LAW = "#1b2a41", "#5b677a", "#c3c9d4", "#d1495b"
 HEADLINE = (
     f"Above: predictive density p(y | x) after {PICTURE_STEPS} reverse steps.\n"
-    r"Below: the learned law of the noise, p($\epsilon$ | x$_t$), in red over the exact one in grey, at the dashed x."
+    r"Below: the learned distribution of the noise, p($\epsilon$ | x$_t$), in red over the exact one in grey, at the "
+    "dashed x."
 )
 DENSITY = LinearSegmentedColormap.from_list("density", ["#ffffff", "#cfe3f1", "#6aaed6", "#1f6fb2", "#0b2a55"])
 
@@ -241,10 +245,8 @@ def score_table(
 
 def print_table(table: dict[str, list[float]], step_counts: Sequence[int] = STEP_COUNTS) -> None:
     """Markdown, one row per family."""
-    print("| CRPS on fresh data | " + " | ".join(f"{n} step{'s' * (n > 1)}" for n in step_counts) + " |")
-    print("|---|" + "---|" * len(step_counts))
-    for name, scores in table.items():
-        print(f"| {name} | " + " | ".join(f"{score:.4f}" for score in scores) + " |")
+    header = ["CRPS on fresh data", *(f"{n} step{'s' * (n > 1)}" for n in step_counts)]
+    print(markdown_table(header, [[name, *(f"{score:.4f}" for score in row)] for name, row in table.items()]))
 
 
 def predictive_density(one: FittedFamily, x: Tensor, y_edges: Tensor, num_draws: int, seed: int) -> Tensor:
@@ -344,46 +346,56 @@ def label_axes(above: Axes, below: Axes, *, first: bool) -> None:
             spine.set_color("#9aa5b5")
 
 
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write beside the target and rename, so that a half-written picture never exists."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        figure.savefig(partial, format="png", dpi=110)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+@dataclass(frozen=True)
+class ToyOptions:
+    """Fit every noise family to a toy with a known answer; print scores and draw the figure.
+
+    Args:
+        output: Picture to write (PNG).
+        overwrite: Replace an existing picture.
+        families: Which to fit; all by default.
+        steps: Training steps per family.
+        rows: Training rows.
+        test_points: Fresh x, with 48 y each.
+        draws: Draws per x in the picture.
+        seed: Everything random follows from it.
+    """
+
+    output: Path = Path("toy_regression.png")
+    overwrite: bool = False
+    families: list[str] = field(default_factory=lambda: list(FAMILY_NAMES))
+    steps: int = 1000
+    rows: int = 20_000
+    test_points: int = 600
+    draws: int = 2000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.families if name not in FAMILY_NAMES]
+        if unknown:
+            raise ValueError(f"unknown families {', '.join(unknown)}; choose from {', '.join(FAMILY_NAMES)}")
 
 
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("toy_regression.png"), help="picture to write (PNG)")
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing picture")
-    parser.add_argument("--families", nargs="+", choices=FAMILY_NAMES, default=FAMILY_NAMES, help="default: all")
-    parser.add_argument("--steps", type=int, default=1000, help="training steps per family (default: %(default)s)")
-    parser.add_argument("--rows", type=int, default=20000, help="training rows (default: %(default)s)")
-    parser.add_argument("--test-points", type=int, default=600, help="fresh x, with 48 y each (default: %(default)s)")
-    parser.add_argument("--draws", type=int, default=2000, help="draws per x in the picture (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
-    if options.output.exists() and not options.overwrite:
-        parser.error(f"{options.output} exists; pass --overwrite to replace it")
-    return options
-
-
-def main(arguments: list[str] | None = None) -> None:
+def run_toy(options: ToyOptions, invocation: Invocation) -> int:
     """Fit, score, print, draw."""
-    options = parse_arguments(arguments)
+    if options.output.exists() and not options.overwrite:
+        raise FileExistsError(f"{options.output} exists; pass --overwrite to replace it")
     torch.set_num_threads(1)  # the tensors are tiny: more threads only wait for each other
     start = time.perf_counter()
     fitted = fit_all(options.families, num_iterations=options.steps, num_rows=options.rows, seed=options.seed)
     table = score_table(fitted, num_conditions=options.test_points, num_repeats=48, seed=options.seed + 1000)
     print_table(table)
     figure = draw_figure(fitted, table, seed=options.seed + 2000, num_draws=options.draws)
-    save_figure(figure, options.output)
+    make_folder(options.output.parent)
+    save_figure(figure, options.output, overwrite=True, dpi=110)
     print(f"\n{options.output}, {time.perf_counter() - start:.0f} s")
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    return run_command("scripts.studies.toy.toy_regression", ToyOptions, run_toy, arguments)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -7,18 +7,66 @@ CARD diffuses y itself, y_t = sqrt(abar_t) y_0 + (1 - sqrt(abar_t)) f + sqrt(1 -
 
 With x = y - f the right one is the ordinary step of our scheduler on the residual, and the published one adds to it
 the multiple of f that `card_error` returns; f is the baseline in units of the standardised target.
+
+    python -m scripts.studies.uci.card --data data/uci --states runs/uci/states/paper --output runs/card.json
+
+samples the same trained models both ways. `--states` is OUTPUT/states/paper of `scripts.studies.uci.reproduce`.
+With `--epochs N` models with fewer epochs are trained on to N, and saved there; the folder must exist.
 """
 
 import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
+from tqdm.auto import tqdm
 
+from marigold_uq.commands.runner import Invocation, run_command
 from marigold_uq.pipelines.tabular.pipeline import TabularRegressionPipeline, row_generators
+from marigold_uq.randomness import base_seed
+from marigold_uq.results import write_json
 from marigold_uq.sampling import initial_noise, reverse_diffusion
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
+from marigold_uq.tabular.recipe import paper_recipe
+from marigold_uq.tabular.scores import score_rows, summarize_splits
+from marigold_uq.tabular.uci import UCIDataset
+from scripts.studies.uci.stacked import StackedRun, StackedTask, state_path
+
+METRICS = ("crps", "rmse", "coverage_95", "width_95")
+STEPS = ("published", "right")
+
+
+@dataclass(frozen=True)
+class CardStudy:
+    """Sample the same trained models with CARD's published reverse mean and with the right one.
+
+    Args:
+        data: Folder with one folder per UCI set.
+        states: Folder of training states.
+        output: JSON file; must not exist.
+        sets: Names of sets.
+        families: Noise families of the paper.
+        epochs: Train on to this many epochs.
+        ensemble_size: Draws per test row.
+        seed: Of training and draws.
+        threads: Of torch.
+    """
+
+    data: Path
+    states: Path
+    output: Path
+    sets: list[str] = field(default_factory=lambda: ["concrete", "energy"])
+    families: list[str] = field(default_factory=lambda: ["gaussian"])
+    epochs: int | None = None
+    ensemble_size: int = 100
+    seed: int = 0
+    threads: int = 1
 
 
 def card_error(scheduler: DistributionalDDIMScheduler, timestep: int) -> float:
@@ -36,9 +84,14 @@ def card_error(scheduler: DistributionalDDIMScheduler, timestep: int) -> float:
 
 @torch.no_grad()
 def sample_as_card(
-    pipeline: TabularRegressionPipeline, features: ArrayLike, num_samples: int = 100, *, seed: int = 0, published: bool
+    pipeline: TabularRegressionPipeline,
+    features: ArrayLike,
+    ensemble_size: int = 100,
+    *,
+    generator: torch.Generator,
+    published: bool,
 ) -> NDArray[np.float64]:
-    """Draws (num_samples, rows) of a pipeline of one model and one target, by the right or the published step.
+    """Draws (ensemble_size, rows) of a pipeline of one model and one target, by the right or the published step.
 
     The random numbers are those of `pipeline(...)`, to which the right step is equal.
     """
@@ -46,7 +99,7 @@ def sample_as_card(
     if network.config.num_models != 1 or network.config.num_targets != 1 or pipeline.baseline is None:
         raise ValueError("expected a pipeline of one model with a baseline and one target; use `select`")
     matrix = pipeline.encode(features)
-    scheduler.set_timesteps(pipeline.config.default_num_inference_steps or scheduler.config.num_train_timesteps)
+    scheduler.set_timesteps(pipeline.config.default_denoising_steps or scheduler.config.num_train_timesteps)
     scaled = (torch.tensor(matrix) - network.feature_mean[:, None]) / network.feature_scale[:, None]
     condition = scaled.to(network.gate.dtype)  # (1, rows, F)
     baseline = pipeline.baseline(condition)  # (1, rows, 1)
@@ -55,13 +108,97 @@ def sample_as_card(
     def add_error(index: int, timestep: int, x_prev: Tensor) -> Tensor:
         return x_prev + card_error(scheduler, timestep) * shift
 
-    generators = row_generators(matrix, pipeline.model_numbers, seed)
+    generators = row_generators(matrix, pipeline.model_numbers, base_seed(generator))
     x_0 = reverse_diffusion(
-        pipeline.denoiser(condition, baseline, num_samples),
+        pipeline.denoiser(condition, baseline, ensemble_size),
         scheduler,
-        initial_noise((len(matrix), 1, num_samples), like=condition, generator=generators),
+        initial_noise((len(matrix), 1, ensemble_size), like=condition, generator=generators),
         generator=generators,
         callback=add_error if published else None,
     )
     standardised = x_0[:, 0] * network.residual_scale[0] + baseline[0]  # (rows, n)
     return (standardised * network.target_scale[0] + network.target_mean[0]).T.double().numpy()
+
+
+def check_files(study: CardStudy) -> None:
+    """A mistyped folder must be found out before anything is trained."""
+    if study.output.exists():
+        raise FileExistsError(f"{study.output} exists; choose another output, nothing is overwritten")
+    if not study.states.is_dir():
+        raise FileNotFoundError(f"no folder {study.states}; take OUTPUT/states/paper of scripts.studies.uci.reproduce")
+    paths = [state_path(study.states, name, family) for name in study.sets for family in study.families]
+    missing = [str(path) for path in paths if not path.exists()]
+    if missing and study.epochs is None:
+        raise FileNotFoundError(
+            f"no trained models in {', '.join(missing)}; run scripts.studies.uci.reproduce, or pass --epochs"
+        )
+
+
+def load_run(study: CardStudy, dataset: UCIDataset, family: str) -> StackedRun:
+    """The trained models of a set."""
+    recipe = replace(paper_recipe(len(dataset.indices[0][0]), dataset.name), noise_family=family)
+    run = StackedRun(StackedTask(dataset, recipe, study.seed), study.states, verbose=True)
+    if study.epochs is not None:
+        run.advance(study.epochs)
+    elif run.epoch == 0:
+        raise ValueError(
+            f"{run.state_path} has not finished an epoch; run scripts.studies.uci.reproduce, or pass --epochs"
+        )
+    return run
+
+
+def compare(study: CardStudy, name: str, family: str) -> dict[str, Any]:
+    """Both steps on every split of a set, with the same random numbers."""
+    dataset = UCIDataset.load(study.data, name)
+    run = load_run(study, dataset, family)
+    pipeline = run.pipeline()
+    scores: dict[str, list[dict[str, Any]]] = {step: [] for step in STEPS}
+    for number, split in enumerate(tqdm(dataset, f"{name} {family}", dataset.num_splits)):
+        alone = pipeline.select(number)
+        for step, entries in scores.items():
+            generator = torch.Generator().manual_seed(study.seed)
+            draws = sample_as_card(
+                alone,
+                split.test_features,
+                study.ensemble_size,
+                generator=generator,
+                published=step == "published",
+            )
+            entries.append(score_rows(draws, split.test_targets, target_scale=float(split.train_targets.std())))
+    summaries = {
+        step: {metric: asdict(spread) for metric, spread in summarize_splits(entries).items()}
+        for step, entries in scores.items()
+    }
+    return {"set": name, "family": family, "epochs": run.epoch, "num_splits": dataset.num_splits, **summaries}
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """Markdown: mean and standard error over splits."""
+    lines = [
+        "| set | family | epochs | reverse mean | " + " | ".join(METRICS) + " |",
+        "| --- " * (4 + len(METRICS)) + "|",
+    ]
+    for one in results:
+        for step in STEPS:
+            numbers = [f"{one[step][m]['mean']:.4g} ± {one[step][m]['standard_error'] or 0:.2g}" for m in METRICS]
+            lines.append(f"| {one['set']} | {one['family']} | {one['epochs']} | {step} | " + " | ".join(numbers) + " |")
+    return "\n".join(lines)
+
+
+def run(study: CardStudy, invocation: Invocation) -> int:
+    """Compare and write."""
+    check_files(study)
+    torch.set_num_threads(study.threads)
+    results = [compare(study, name, family) for name in study.sets for family in study.families]
+    print(table(results))
+    write_json(study.output, results)
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command."""
+    return run_command("-m scripts.studies.uci.card", CardStudy, run, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from marigold_uq.files import atomic_path, make_folder
+from marigold_uq.files import atomic_path, make_folder, require_same
 from marigold_uq.tabular.scores import SplitScores, Spread, summarize_splits
 from marigold_uq.tabular.uci import UCIDataset
 
 FORMAT = "marigold_uq tabular cell 1"
+OLD_NAMES = {"num_samples": "ensemble_size", "num_members": "num_models", "fold_members": "validation_folds"}
+"""Facts in published cells -> their names today."""
 
 
 @dataclass(frozen=True, order=True)
@@ -43,7 +44,7 @@ class Cell:
         key: What it is about.
         published_epochs: Epochs of the published recipe for this set; None where a preset has its own rule.
         splits: Scores of every split, in order.
-        facts: How it was made: recipe, seed, number of draws, seconds, versions, `identity` of data and settings.
+        facts: How it was made: recipe, seed, ensemble size, seconds, versions, `identity` of data and settings.
     """
 
     key: CellKey
@@ -76,8 +77,7 @@ class CellStore:
             return None
         cell = _read_cell(path)
         if identity is not None:
-            stated = {name: cell.facts[name] for name in ("seed", "num_samples") if name in cell.facts}
-            _compare(path, cell.facts.get("identity", stated), identity)
+            require_same(path, cell.facts["identity"], identity)
         return cell
 
     def save(self, cell: Cell) -> Path:
@@ -96,7 +96,7 @@ class CellStore:
         if not path.exists():
             return []
         content = json.loads(path.read_text(encoding="utf-8"))
-        _compare(path, content["identity"], identity)
+        require_same(path, content["identity"], identity)
         return content["splits"]
 
     def save_splits(self, key: CellKey, identity: Mapping[str, Any], splits: list[SplitScores]) -> None:
@@ -119,36 +119,25 @@ class CellStore:
 
 
 def dataset_digest(dataset: UCIDataset) -> str:
-    """A hash of all rows and splits."""
+    """A hash of all rows and splits, as published cells state it."""
     digest = hashlib.blake2b(digest_size=8)
     for array in (dataset.features, dataset.targets, *(index for pair in dataset.indices for index in pair)):
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
 
 
-def check_identity(path: Path, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """What was made from other data or with other settings must be neither continued nor taken for the result."""
-    expected = json.loads(json.dumps(expected))
-    different = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
-    if different:
-        raise ValueError(
-            f"{path} was made with another {', '.join(different)}; choose another output folder, or move it away"
-        )
-
-
-def _compare(path: Path, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """`check_identity` of what a file states: older ones do not state everything."""
-    unstated = {name: value for name, value in expected.items() if name not in found}
-    if unstated:
-        warnings.warn(f"{path} does not state its {', '.join(unstated)}; it is taken as it is", stacklevel=3)
-    check_identity(path, {**json.loads(json.dumps(unstated)), **found}, expected)
+def _renamed(facts: Any) -> Any:
+    """Facts under today's names."""
+    if not isinstance(facts, dict):
+        return facts
+    return {OLD_NAMES.get(name, name): _renamed(value) for name, value in facts.items()}
 
 
 def _read_cell(path: Path) -> Cell:
     content = json.loads(path.read_text(encoding="utf-8"))
     if content.get("format") != FORMAT:
         raise ValueError(f"{path} is not a cell: expected format {FORMAT!r}, found {content.get('format')!r}")
-    return Cell(CellKey(**content["key"]), content["published_epochs"], content["splits"], content["facts"])
+    return Cell(CellKey(**content["key"]), content["published_epochs"], content["splits"], _renamed(content["facts"]))
 
 
 def _write(path: Path, content: Mapping[str, Any], *, overwrite: bool) -> None:

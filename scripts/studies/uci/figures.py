@@ -1,15 +1,76 @@
-"""Figures of tables of results."""
+"""Figures of the UCI sets: calibration and intervals of a fitted model, and comparisons of finished cells.
+
+    python -m scripts.studies.uci.figures --data data/uci --set concrete --model.calibration_fraction 0.1 --output fig
+    python -m scripts.studies.uci.figures --cells runs/uci --set concrete --output runs/figures
+
+The first fits a model to the first splits: intervals.png shows the test rows of split 0; calibration.png pools the test
+rows. There "before" are the draws as the networks make them, "after" those that kappa stretched; without a kappa there
+are only "draws". The second draws comparison.png of the columns that `scripts.studies.uci.reproduce` has made. The
+files must not exist.
+"""
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
+from numpy.typing import NDArray
+from tqdm.auto import tqdm
 
-from marigold_uq.plotting import COLORS
-from scripts.studies.uci.cells import Cell
-from scripts.studies.uci.tables import UNITS, Place, Reference, Unit, column_title, ordered_columns
+from marigold_uq.commands.runner import Invocation, run_command
+from marigold_uq.files import make_folder
+from marigold_uq.plotting import COLORS, save_figure
+from marigold_uq.tabular import DiffusionRegressor
+from marigold_uq.tabular.figures import calibration_figure
+from marigold_uq.tabular.run import ModelOptions
+from marigold_uq.tabular.scores import pooled_curves, score_rows
+from marigold_uq.tabular.uci import UCIDataset, UCISplit
+from scripts.studies.uci.cells import Cell, CellStore
+from scripts.studies.uci.tables import UNITS, Place, Reference, Unit, column_title, epochs_text, ordered_columns
+
+TARGETS = {
+    "concrete": "compressive strength (MPa)",
+    "energy": "heating load (kWh / m²)",
+    "power": "electrical output (MW)",
+    "wine": "quality",
+    "yacht": "resistance",
+}
+
+
+@dataclass(frozen=True)
+class FigureOptions:
+    """Draw figures of a UCI set from fits (`data`) or from finished cells (`cells`).
+
+    Args:
+        output: Folder of the pictures.
+        data: Folder with one folder per UCI set: fit a model.
+        cells: Folder of `scripts.studies.uci.reproduce`: compare its columns.
+        set: Name of the set.
+        splits: Number of splits to fit.
+        model: How the models are trained.
+        seed: Of fits and draws.
+        threads: Of torch.
+    """
+
+    output: Path
+    data: Path | None = None
+    cells: Path | None = None
+    set: str = "concrete"
+    splits: int = 5
+    model: ModelOptions = field(default_factory=ModelOptions)
+    seed: int = 0
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        if (self.data is None) == (self.cells is None):
+            raise ValueError("pass either data, to fit models, or cells, to compare finished columns")
 
 
 def scores_figure(cells: Mapping[Place, Cell], datasets: Sequence[str], references: Sequence[Reference] = ()) -> Figure:
@@ -60,3 +121,98 @@ def _draw_set(axes: Axes, dataset: str, ours: Sequence[Cell | None], references:
     axes.set_axisbelow(True)
     axes.tick_params(axis="x", labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def interval_figure(
+    targets: NDArray[np.float64], mean: NDArray[np.float64], interval: NDArray[np.float64], *, title: str, unit: str
+) -> Figure:
+    """Every test row from the lowest to the highest prediction: its 95 % interval as a bar, the truth as a dot."""
+    order = np.argsort(mean)
+    lower, upper = interval[order].T
+    truth, place = targets[order], np.arange(len(order))
+    inside = (lower <= truth) & (truth <= upper)
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.vlines(place, lower, upper, color=COLORS[0], alpha=0.35, linewidth=4, label="predicted 95 % interval")
+    axes.plot(place, mean[order], color=COLORS[0], linewidth=1, label="predicted mean")
+    count = f"{inside.sum()} of {len(inside)}"
+    axes.plot(place[inside], truth[inside], "o", color="#333333", markersize=3.5, label=f"truth, inside ({count})")
+    missed = f"truth, outside ({(~inside).sum()})"
+    axes.plot(place[~inside], truth[~inside], "X", color="#c0261c", markersize=8, label=missed)
+    axes.set_title(title, fontsize=11)
+    axes.set(xlabel="test rows, from the lowest to the highest prediction", ylabel=unit, xlim=(-1, len(order)))
+    axes.legend(frameon=False, fontsize=9, loc="upper left")
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def score_both(model: DiffusionRegressor, split: UCISplit) -> dict[str, dict[str, Any]]:
+    """Scores of the draws as the networks make them, and of the calibrated ones; of "draws" if they are the same."""
+    generator = torch.Generator().manual_seed(model.seed_)
+    output = model.pipeline_(split.test_features, model.ensemble_size, generator=generator)
+    draws = {"draws": output.samples[..., 0]}
+    if set(model.pipeline_.calibration_for().kappas) != {1.0}:
+        raw = output.model_samples[..., 0].swapaxes(0, 1).reshape(-1, len(split.test_targets))
+        draws = {"before": raw[: model.ensemble_size], "after": draws["draws"]}
+    scale = float(split.train_targets.std())
+    return {name: score_rows(values, split.test_targets, target_scale=scale) for name, values in draws.items()}
+
+
+def draw_intervals(model: DiffusionRegressor, split: UCISplit, name: str) -> Figure:
+    """Test rows of one split."""
+    interval, mean = model.predict_interval(split.test_features), model.sample(split.test_features).mean(0)
+    text, unit = f"{name}: rows that the model has never seen", TARGETS.get(name, "target")
+    return interval_figure(split.test_targets, mean, interval, title=text, unit=unit)
+
+
+def draw_fitted(options: FigureOptions) -> None:
+    """Fit, score, draw."""
+    assert options.data is not None
+    dataset = UCIDataset.load(options.data, options.set)
+    scores: dict[str, list[dict[str, Any]]] = {}
+    num_splits = min(options.splits, dataset.num_splits)
+    for number in tqdm(range(num_splits), options.set):
+        split = dataset.split(number)
+        model = options.model.estimator(seed=options.seed + number)
+        model.fit(split.train_features, split.train_targets)
+        for name, one in score_both(model, split).items():
+            scores.setdefault(name, []).append(one)
+        if number == 0:
+            save_figure(draw_intervals(model, split, options.set), options.output / "intervals.png")
+    curves = {name: pooled_curves(entries) for name, entries in scores.items()}
+    text = f"{options.set}, {options.model.preset}, test rows of {num_splits} split(s)"
+    figure = calibration_figure(curves, title=text, ensemble_size=model.ensemble_size)
+    save_figure(figure, options.output / "calibration.png")
+
+
+def draw_cells(options: FigureOptions) -> None:
+    """The columns of a reproduction."""
+    assert options.cells is not None
+    found = [cell for cell in CellStore(options.cells).furthest().values() if cell.key.dataset == options.set]
+    if not found:
+        raise ValueError(f"{options.cells} has no finished cell of {options.set}")
+    labels = [f"{column_title(cell.key.preset, cell.key.family)}\n{epochs_text(cell)} epochs" for cell in found]
+    curves = {label: pooled_curves(cell.splits) for label, cell in zip(labels, found, strict=True)}
+    figure = calibration_figure(curves, title=options.set, ensemble_size=found[0].facts["ensemble_size"])
+    save_figure(figure, options.output / "comparison.png")
+
+
+def run(options: FigureOptions, invocation: Invocation) -> int:
+    """Draw what was asked for."""
+    torch.set_num_threads(options.threads)
+    make_folder(options.output)
+    if options.cells is not None:
+        draw_cells(options)
+    else:
+        draw_fitted(options)
+    print(f"written to {options.output}")
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command."""
+    return run_command("-m scripts.studies.uci.figures", FigureOptions, run, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

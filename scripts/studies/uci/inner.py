@@ -1,54 +1,56 @@
 """Judge the default recipe without a split's test rows: fit on 90 % of its training rows, score the other 10 %.
 
-    python -m scripts.studies.uci.inner --data data/uci --set concrete --splits 0 1 [--model max_epochs=100]
+    python -m scripts.studies.uci.inner --data data/uci --set concrete --splits 0 1 --model.max_epochs 100
 
 This is how the rule of the default preset was chosen, one for all sets; `scripts.studies.uci.reproduce` measures it on
-the test rows. The splits overlap: training rows of split 0 are test rows of other splits (on concrete they are 91 % of
-the test rows of splits 1 to 19), so the rule was chosen on rows that other splits are tested on. No split's own test
-rows took part when it was judged on that split.
+the test rows. The splits overlap: on concrete, 91 % of the test rows of splits 1 to 19 are training rows of split 0. So
+the rule was chosen on rows that other splits are tested on. No split's own test rows took part when it was judged on
+that split.
 """
 
-import argparse
 import json
+import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from marigold_uq.tabular import DiffusionRegressor
-from marigold_uq.tabular.estimators import model_options
+from marigold_uq.commands.runner import Invocation, run_command
+from marigold_uq.tabular.run import ModelOptions
 from marigold_uq.tabular.scores import score_rows
 from marigold_uq.tabular.uci import UCIDataset
 
+Array = NDArray[np.float64]
 HELD_OUT = 0.1
 
 
-def main() -> None:
-    """One line of JSON per split."""
-    arguments = parse_arguments()
-    dataset = UCIDataset.load(arguments.data, arguments.set)
-    for number in arguments.splits:
-        split = dataset.split(number)
-        scores = judge(split.train_features, split.train_targets, number, model_options(arguments.model))
-        print(json.dumps({"set": arguments.set, "split": number, **scores}), flush=True)
+@dataclass(frozen=True)
+class InnerStudy:
+    """Fit on 90 % of the training rows of a split and score the other 10 %; prints one line of JSON per split.
+
+    Args:
+        data: Folder with one folder per UCI set.
+        set: Name of a set.
+        splits: Splits whose training rows are used.
+        model: How the models are trained.
+    """
+
+    data: Path
+    set: str
+    splits: list[int] = field(default_factory=lambda: [0])
+    model: ModelOptions = field(default_factory=ModelOptions)
 
 
-def parse_arguments() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, help="folder with one folder per set")
-    parser.add_argument("--set", required=True, help="name of a set")
-    parser.add_argument("--splits", type=int, nargs="+", default=[0], help="splits whose training rows are used")
-    parser.add_argument("--model", nargs="*", default=[], metavar="NAME=VALUE", help="of DiffusionRegressor")
-    return parser.parse_args()
-
-
-def judge(features: np.ndarray, targets: np.ndarray, seed: int, options: dict[str, Any]) -> dict[str, Any]:
+def judge(features: Array, targets: Array, seed: int, options: ModelOptions) -> dict[str, Any]:
     """Scores on held-out training rows, processor seconds, and the weights of the experts."""
     order = np.random.default_rng(100 + seed).permutation(len(features))
     held_out, train = np.split(order, [int(HELD_OUT * len(order))])
     start = time.process_time()
-    model = DiffusionRegressor(random_state=seed, **options).fit(features[train], targets[train])
+    model = options.estimator(seed=seed).fit(features[train], targets[train])
     fitted = time.process_time()
     samples = model.sample(features[held_out], 100)
     sampled = time.process_time()
@@ -64,5 +66,20 @@ def judge(features: np.ndarray, targets: np.ndarray, seed: int, options: dict[st
     }
 
 
+def run(study: InnerStudy, invocation: Invocation) -> int:
+    """One line of JSON per split."""
+    dataset = UCIDataset.load(study.data, study.set)
+    for number in study.splits:
+        split = dataset.split(number)
+        scores = judge(split.train_features, split.train_targets, number, study.model)
+        print(json.dumps({"set": study.set, "split": number, **scores}), flush=True)
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command."""
+    return run_command("-m scripts.studies.uci.inner", InnerStudy, run, arguments)
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from marigold_uq.tabular.estimators import Factory
+from marigold_uq.tabular.scores import Factory
 
 Array = NDArray[np.float64]
 Moments = tuple[Array, Array]
 
 
 class GaussianPeer:
-    """A model that predicts mean and standard deviation; draws and intervals are those of the normal law.
+    """A model that predicts mean and standard deviation; draws and intervals are those of the normal distribution.
 
     Args:
         model: With `fit(X, y)`.
@@ -31,10 +31,10 @@ class GaussianPeer:
         self.model.fit(X, y)
         return self
 
-    def sample(self, X: Array, n_samples: int) -> Array:
-        """Draws (n_samples, rows)."""
+    def sample(self, X: Array, ensemble_size: int) -> Array:
+        """Draws (ensemble_size, rows)."""
         mean, std = self.moments(self.model, X)
-        return mean + std * np.random.default_rng(self.seed).normal(size=(n_samples, len(mean)))
+        return mean + std * np.random.default_rng(self.seed).normal(size=(ensemble_size, len(mean)))
 
     def predict_interval(self, X: Array, coverage: float) -> Array:
         """mean -+ z std, (rows, 2)."""
@@ -56,14 +56,14 @@ def _catboost_moments(model: Any, X: Array) -> Moments:
 
 
 def ngboost(seed: int) -> GaussianPeer:
-    """NGBoost at its defaults: 500 trees, normal law."""
+    """NGBoost at its defaults: 500 trees, normal distribution."""
     package = _package("ngboost")
     return GaussianPeer(package.NGBRegressor(verbose=False, random_state=seed), _ngboost_moments, seed)
 
 
 def _ngboost_moments(model: Any, X: Array) -> Moments:
-    law = model.pred_dist(X).params
-    return np.asarray(law["loc"]), np.asarray(law["scale"])
+    moments = model.pred_dist(X).params
+    return np.asarray(moments["loc"]), np.asarray(moments["scale"])
 
 
 def _package(name: str) -> Any:

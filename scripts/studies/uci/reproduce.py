@@ -2,30 +2,29 @@
 
     python -m scripts.studies.uci.reproduce --data data/uci --output runs/uci
     python -m scripts.studies.uci.reproduce --data data/uci --output runs/uci --sets wine --columns default
-    python -m scripts.studies.uci.reproduce --data data/uci --output runs/uci --epochs-scale 0.1 1 --max-epochs naval=9
+    python -m scripts.studies.uci.reproduce --data data/uci --output runs/uci --epochs_scale 0.1 1
+    python -m scripts.studies.uci.reproduce --data data/uci --output runs/uci --max_epochs.naval 500
 
-Run the same command again to go on: finished cells are kept, training continues from its last saved state (also after
+Run the same command again to resume: finished cells are kept, training continues from its last saved state (also after
 `kill -9`), and a larger share of the epochs continues the smaller one. Several processes may fill one folder if they
 have different sets or columns. Each finished cell renews results.json, table.md and figure.png; every cell says how
-many of the published epochs it had. `--columns` without anything after it only renews those files.
-Exit code: 0 finished, 3 interrupted and saved.
+many of the published epochs it had. `--render_only` only renews those files.
 """
 
-import argparse
-import json
-import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+from marigold_uq.commands.runner import Invocation, run_command
 from marigold_uq.files import atomic_path, make_folder
 from marigold_uq.plotting import save_figure
+from marigold_uq.results import write_json
 from scripts.studies.uci import tables
 from scripts.studies.uci.cells import CellStore
 from scripts.studies.uci.figures import scores_figure
 from scripts.studies.uci.reproduction import Reproduction, reproduce
-from scripts.studies.uci.stacked import Interrupted
 
 SETS = ("concrete", "energy", "kin8nm", "naval", "power", "protein", "wine", "yacht")
 PUBLISHED = "published runs of the paper's code, CRPS and RMSE over all splits"
@@ -61,56 +60,15 @@ BEAT = dict(zip(SETS, (2.10, 0.216, 3.81, 0.53, 1.77, 1.654, 0.257, 0.260), stri
 """The best CRPS of all of them."""
 
 
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    default = Reproduction(Path(), Path())
-    parser.add_argument("--data", type=Path, required=True, help="folder with one folder per UCI set")
-    parser.add_argument("--output", type=Path, required=True, help="folder of the results")
-    parser.add_argument(
-        "--sets", nargs="+", choices=SETS, default=list(SETS), help="in the order in which to make them"
-    )
-    parser.add_argument("--columns", nargs="*", default=list(default.columns), help="paper/FAMILY, default[/FAMILY]")
-    parser.add_argument("--epochs-scale", type=float, nargs="+", default=[1.0], help="shares of the published epochs")
-    parser.add_argument("--max-epochs", nargs="+", default=[], metavar="SET=N", help="at most N epochs of paper/FAMILY")
-    parser.add_argument("--num-samples", type=int, default=default.num_samples, help="draws per test row")
-    parser.add_argument("--num-draws", type=int, default=default.num_draws, help="M of the family sample in training")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--checkpoint-seconds", type=float, default=default.checkpoint_seconds)
-    parser.add_argument("--threads", type=int, default=1, help="of torch; small products gain little from more")
-    return parser.parse_args(arguments)
-
-
-def make_plan(options: argparse.Namespace) -> Reproduction:
-    """The command line as a plan."""
-    limits = {}
-    for entry in options.max_epochs:
-        name, _, number = entry.partition("=")
-        if not number.isdecimal():
-            raise ValueError(f"--max-epochs takes SET=N, for instance naval=500; got {entry!r}")
-        limits[name] = int(number)
-    return Reproduction(
-        options.data,
-        options.output,
-        tuple(options.sets),
-        tuple(options.columns),
-        tuple(options.epochs_scale),
-        limits,
-        options.num_samples,
-        options.num_draws,
-        options.seed,
-        options.checkpoint_seconds,
-    )
-
-
 def write_results(output: Path, command: str) -> None:
     """results.json, table.md and figure.png of all finished cells of a folder."""
     store = CellStore(output)
     cells = store.furthest()
-    results = {"command": command, "cells": tables.results_json(store)}
-    _write(output / "results.json", json.dumps(results, indent=1, allow_nan=False) + "\n")
+    content = {"command": command, "cells": tables.results_json(store)}
+    write_json(output / "results.json", content, overwrite=True)
     if cells:
-        _write(output / "table.md", markdown(cells, command))
+        with atomic_path(output / "table.md", overwrite=True) as temporary:
+            temporary.write_text(markdown(cells, command), encoding="utf-8")
         save_figure(scores_figure(cells, _sets_of(cells), REFERENCES), output / "figure.png", overwrite=True)
 
 
@@ -141,32 +99,22 @@ def _sets_of(cells: dict[tables.Place, tables.Cell]) -> list[str]:
     return [name for name in SETS if any(dataset == name for _, _, dataset in cells)]
 
 
-def _write(path: Path, text: str) -> None:
-    with atomic_path(path, overwrite=True) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Make what is missing and write the results; the exit code."""
-    options = parse_arguments(arguments)
-    command = shlex.join(
-        ["python", "-m", "scripts.studies.uci.reproduce", *(sys.argv[1:] if arguments is None else arguments)]
-    )
-    torch.set_num_threads(options.threads)
-    make_folder(options.output)
-    try:
-        for key, cell in reproduce(make_plan(options)):
-            score, error = cell.summary["crps"], cell.summary["rmse"]
-            print(
-                f"{key.name}: CRPS {score.mean:.4g}, RMSE {error.mean:.4g}, {tables.epochs_text(cell)} epochs",
-                flush=True,
-            )
-            write_results(options.output, command)
-    except (Interrupted, KeyboardInterrupt) as state:
-        print(f"interrupted: {state or 'between two saved states'}; run the same command to go on", file=sys.stderr)
-        return 3
-    write_results(options.output, command)
+def run(plan: Reproduction, invocation: Invocation) -> int:
+    """Make what is missing and write the results."""
+    torch.set_num_threads(plan.threads)
+    make_folder(plan.output)
+    for key, cell in [] if plan.render_only else reproduce(plan):
+        score, error = cell.summary["crps"], cell.summary["rmse"]
+        epochs = tables.epochs_text(cell)
+        print(f"{key.name}: CRPS {score.mean:.4g}, RMSE {error.mean:.4g}, {epochs} epochs", flush=True)
+        write_results(plan.output, invocation.command)
+    write_results(plan.output, invocation.command)
     return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command."""
+    return run_command("-m scripts.studies.uci.reproduce", Reproduction, run, arguments)
 
 
 if __name__ == "__main__":

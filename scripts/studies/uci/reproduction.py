@@ -1,7 +1,7 @@
 """Fill the cells of the UCI table: presets and families x data sets, to any number of epochs, resumable."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -9,12 +9,11 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from marigold_uq.tabular import DiffusionRegressor
-from marigold_uq.tabular.estimators import score_all_splits
-from marigold_uq.tabular.recipe import FAMILIES, PAPER_SETTINGS, PRESETS, paper_recipe
-from marigold_uq.tabular.scores import SplitScores
+from marigold_uq.results import versions
+from marigold_uq.tabular.recipe import PAPER_SETTINGS, PRESETS, TABLE_FAMILIES, TrainingOptions, paper_recipe
+from marigold_uq.tabular.run import ModelOptions
+from marigold_uq.tabular.scores import SplitScores, score_all_splits
 from marigold_uq.tabular.uci import UCIDataset
-from marigold_uq.training.run_folder import versions
 from scripts.studies.uci.cells import Cell, CellKey, CellStore, dataset_digest
 from scripts.studies.uci.stacked import StackedRun, StackedTask, score_splits
 
@@ -24,52 +23,56 @@ OWN = "own"
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What is to be made.
+    """Make the table of the UCI regression sets: presets and families x sets, over all splits; resumable.
 
-    Attributes:
-        data: Folder of the UCI sets.
+    Args:
+        data: Folder with one folder per UCI set.
         output: Folder of the results.
-        datasets: Names of sets.
+        sets: Names of sets, in the order in which to make them.
         columns: "paper/FAMILY" (stacked), "default" or "default/FAMILY" (one fit per split).
-        scales: Shares of the published epochs; all cells of the first share are made first, and so on.
-        max_epochs: Set -> at most so many epochs of the published recipe.
-        num_samples: Draws per test row.
+        epochs_scale: Shares of the published epochs; all cells of the first share are made first, and so on.
+        max_epochs: Set -> at most this many epochs of the published recipe.
+        ensemble_size: Draws per test row.
         num_draws: Draws per row in training of the family `sample`.
         seed: Of everything.
         checkpoint_seconds: Time between saved states.
+        threads: Of torch; small products gain little from more.
+        render_only: Only renew the files of finished cells.
     """
 
     data: Path
     output: Path
-    datasets: tuple[str, ...] = tuple(PAPER_SETTINGS)
-    columns: tuple[str, ...] = tuple(f"paper/{family}" for family in FAMILIES)
-    scales: tuple[float, ...] = (1.0,)
-    max_epochs: Mapping[str, int] = field(default_factory=dict)
-    num_samples: int = 100
+    sets: list[str] = field(default_factory=lambda: list(PAPER_SETTINGS))
+    columns: list[str] = field(default_factory=lambda: [f"paper/{family}" for family in TABLE_FAMILIES])
+    epochs_scale: list[float] = field(default_factory=lambda: [1.0])
+    max_epochs: dict[str, int] = field(default_factory=dict)
+    ensemble_size: int = 100
     num_draws: int = 4
     seed: int = 0
     checkpoint_seconds: float = 120.0
+    threads: int = 1
+    render_only: bool = False
 
     def __post_init__(self) -> None:
         for name in self.columns:
             split_column(name)
-        if not all(0 < scale <= 1 for scale in self.scales) or not self.scales:
-            raise ValueError(f"shares of the published epochs lie within (0, 1]; got {list(self.scales)}")
-        unknown = {*self.datasets, *self.max_epochs} - set(PAPER_SETTINGS)
+        if not all(0 < scale <= 1 for scale in self.epochs_scale) or not self.epochs_scale:
+            raise ValueError(f"epochs_scale must hold shares within (0, 1]; got {list(self.epochs_scale)}")
+        unknown = {*self.sets, *self.max_epochs} - set(PAPER_SETTINGS)
         if unknown:
             raise ValueError(f"unknown data set {', '.join(sorted(unknown))}; expected {', '.join(PAPER_SETTINGS)}")
-        if self.max_epochs and self.columns and not any(name.startswith("paper/") for name in self.columns):
-            raise ValueError(f"max_epochs limit paper/FAMILY, which is not among the columns {', '.join(self.columns)}")
+        if self.max_epochs and not any(name.startswith("paper/") for name in self.columns):
+            raise ValueError(f"max_epochs limits paper/FAMILY, which {', '.join(self.columns)} does not have")
         if any(epochs < 1 for epochs in self.max_epochs.values()):
-            raise ValueError(f"max_epochs are at least 1; got {dict(self.max_epochs)}")
+            raise ValueError(f"max_epochs must be at least 1; got {dict(self.max_epochs)}")
 
     def keys(self) -> list[CellKey]:
         """All cells in the order in which they are made."""
         return list(dict.fromkeys(self._keys()))
 
     def _keys(self) -> Iterator[CellKey]:
-        for scale in self.scales:
-            for dataset in self.datasets:
+        for scale in self.epochs_scale:
+            for dataset in self.sets:
                 for column in self.columns:
                     preset, family = split_column(column)
                     yield CellKey(preset, family, dataset, self._epochs(preset, dataset, scale))
@@ -85,8 +88,9 @@ def split_column(column: str) -> tuple[str, str]:
     """Preset and family of "paper/gaussian", say; "default" alone leaves the family to the preset."""
     preset, _, family = column.partition("/")
     stacked = preset == "paper"
-    if preset not in PRESETS or ((stacked or family) and family not in FAMILIES):
-        raise ValueError(f"a column is paper/FAMILY or default[/FAMILY], FAMILY of {', '.join(FAMILIES)}; got {column}")
+    if preset not in PRESETS or ((stacked or family) and family not in TABLE_FAMILIES):
+        families = ", ".join(TABLE_FAMILIES)
+        raise ValueError(f"a column must be paper/FAMILY or default[/FAMILY], FAMILY of {families}; got {column}")
     return preset, family or OWN
 
 
@@ -133,7 +137,7 @@ def _stacked_cell(plan: Reproduction, key: CellKey, dataset: UCIDataset, verbose
         raise ValueError(f"{run.state_path} is at epoch {run.epoch} already, past {key.epochs}; ask for at least that")
     run.advance(key.epochs)
     start = time.process_time()
-    splits = score_splits(run.pipeline(), dataset, num_samples=plan.num_samples, seed=plan.seed, verbose=verbose)
+    splits = score_splits(run.pipeline(), dataset, ensemble_size=plan.ensemble_size, seed=plan.seed, verbose=verbose)
     sampling = time.process_time() - start
     facts = {"train_cpu_seconds": run.seconds, "sample_cpu_seconds": sampling, "recipe": asdict(recipe)}
     return Cell(key, published, splits, {**_common_facts(plan, key, dataset), **facts})
@@ -144,8 +148,9 @@ def _estimator_cell(plan: Reproduction, key: CellKey, dataset: UCIDataset, verbo
     store = CellStore(plan.output)
     changes: dict[str, Any] = {} if key.family == OWN else {"noise_family": key.family}
     if key.family == "sample":
-        changes["num_draws"] = plan.num_draws
-    identity = {"preset": key.preset, **_identity(plan, key, dataset_digest(dataset)), **changes}
+        changes["training_options"] = TrainingOptions(num_draws=plan.num_draws)
+    model = ModelOptions(key.preset, **changes)
+    identity = {**_identity(plan, key, dataset_digest(dataset)), **model.changes()}
     done = store.load_splits(key, identity)
     bar = tqdm(total=dataset.num_splits, initial=len(done), desc=key.name, unit="split", disable=not verbose)
 
@@ -156,9 +161,9 @@ def _estimator_cell(plan: Reproduction, key: CellKey, dataset: UCIDataset, verbo
 
     with bar:
         splits = score_all_splits(
-            lambda seed: DiffusionRegressor(key.preset, n_samples=plan.num_samples, random_state=seed, **changes),
+            lambda seed: model.estimator(seed=seed, ensemble_size=plan.ensemble_size),
             list(dataset),
-            num_samples=plan.num_samples,
+            ensemble_size=plan.ensemble_size,
             seed=plan.seed,
             done=done,
             keep=keep,
@@ -183,16 +188,16 @@ def _common_recipe(key: CellKey, splits: Sequence[SplitScores]) -> dict[str, Any
 
 
 def _choices_of(model: Any) -> dict[str, Any]:
-    """Epochs that the members used, and the recipe."""
+    """Epochs that the models used, and the recipe."""
     return {"epochs": [int(epoch) for epoch in model.n_epochs_], "recipe": asdict(model.recipe_)}
 
 
 def _identity(plan: Reproduction, key: CellKey, digest: str) -> dict[str, Any]:
     """What the scores of a cell depend on, besides its key."""
     draws = {"num_draws": plan.num_draws} if key.family == "sample" else {}
-    return {"data": digest, "seed": plan.seed, "num_samples": plan.num_samples, **draws}
+    return {"data": digest, "seed": plan.seed, "ensemble_size": plan.ensemble_size, **draws}
 
 
 def _common_facts(plan: Reproduction, key: CellKey, dataset: UCIDataset) -> dict[str, Any]:
     identity = _identity(plan, key, dataset_digest(dataset))
-    return {"seed": plan.seed, "num_samples": plan.num_samples, "identity": identity, "versions": versions()}
+    return {"seed": plan.seed, "ensemble_size": plan.ensemble_size, "identity": identity, "versions": versions()}

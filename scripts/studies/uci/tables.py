@@ -40,7 +40,7 @@ def column_title(preset: str, family: str) -> str:
 
 
 def epochs_text(cell: Cell) -> str:
-    """Epochs used of those published; for a preset that stops by itself, the mean that its members used."""
+    """Epochs used of those published; for a preset that stops by itself, the mean of its models."""
     if cell.published_epochs is not None:
         return f"{cell.key.epochs}/{cell.published_epochs}"
     used = [epoch for split in cell.splits for epoch in split.get("epochs", [])]
@@ -130,7 +130,7 @@ def inner_coverage_entry(cell: Cell, unit: Unit) -> str:
 
 
 def nll_entry(cell: Cell, unit: Unit) -> str:
-    """Gaussian negative log likelihood in original units (not those of the table), of laws that have a density."""
+    """Gaussian negative log likelihood in original units (not those of the table), of distributions with a density."""
     return format_spread(cell.summary["nll"]) if "nll" in cell.summary else "no density"
 
 
@@ -150,15 +150,3 @@ def results_json(cells: Iterable[Cell]) -> list[dict[str, Any]]:
         }
         for cell in cells
     ]
-
-
-__all__ = [
-    "Reference",
-    "Unit",
-    "coverage_entry",
-    "inner_coverage_entry",
-    "metric_table",
-    "nll_entry",
-    "results_json",
-    "score_table",
-]

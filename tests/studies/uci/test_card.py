@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.tiny_sets import load_script, write_set
+from support.tiny_sets import write_set
 
 from marigold_uq.tabular.recipe import Recipe
 from marigold_uq.tabular.uci import UCIDataset
+from scripts.studies.uci import card
 from scripts.studies.uci.card import card_error, sample_as_card
 from scripts.studies.uci.stacked import StackedRun, StackedTask
 
@@ -54,31 +55,34 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> StackedRun:
 
 def test_the_right_sampler_is_the_pipeline_and_the_published_one_is_not(run: StackedRun) -> None:
     pipeline, rows = run.pipeline().select(0), run.task.dataset.split(0).test_features
-    want = pipeline(rows, 6, seed=3).samples[..., 0]
-    np.testing.assert_allclose(sample_as_card(pipeline, rows, 6, seed=3, published=False), want, rtol=1e-5, atol=1e-5)
-    published = sample_as_card(pipeline, rows, 6, seed=3, published=True)
+
+    def draw(published: bool) -> np.ndarray:
+        generator = torch.Generator().manual_seed(3)
+        return sample_as_card(pipeline, rows, 6, generator=generator, published=published)
+
+    want = pipeline(rows, 6, generator=torch.Generator().manual_seed(3)).samples[..., 0]
+    np.testing.assert_allclose(draw(published=False), want, rtol=1e-5, atol=1e-5)
+    published = draw(published=True)
     assert np.abs(published - want).max() > 0.01
     with pytest.raises(ValueError, match="one model"):
-        sample_as_card(run.pipeline(), rows, 6, published=True)
+        sample_as_card(run.pipeline(), rows, 6, generator=torch.Generator(), published=True)
 
 
 def test_the_command_compares_both_and_needs_trained_models(
     run: StackedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script = load_script("scripts/studies/uci/card_reverse_mean.py")
-    monkeypatch.setattr(script, "paper_recipe", lambda rows, name: RECIPE)
+    monkeypatch.setattr(card, "paper_recipe", lambda rows, name: RECIPE)
     root = run.folder.parent
-    arguments = ["--data", str(root / "uci"), "--sets", "yacht", "--num-samples", "5", "--output"]
-    assert script.main([*arguments, str(tmp_path / "out.json"), "--states", str(run.folder)]) == 0
+    arguments = ["--data", str(root / "uci"), "--sets", "yacht", "--ensemble_size", "5", "--output"]
+    assert card.main([*arguments, str(tmp_path / "out.json"), "--states", str(run.folder)]) == 0
     printed = capsys.readouterr().out
     assert "| yacht | gaussian | 5 | published |" in printed
     assert "| yacht | gaussian | 5 | right |" in printed
-    with pytest.raises(FileExistsError, match="nothing is overwritten"):
-        script.main([*arguments, str(tmp_path / "out.json"), "--states", str(run.folder)])
-    with pytest.raises(FileNotFoundError, match="no trained models"):
-        script.main([*arguments, str(tmp_path / "other.json"), "--states", str(tmp_path)])
-    for epochs in ([], ["--epochs", "2"]):
-        mistyped = tmp_path / "sttaes"
-        with pytest.raises(FileNotFoundError, match="no folder"):
-            script.main([*arguments, str(tmp_path / "other.json"), "--states", str(mistyped), *epochs])
-        assert not mistyped.exists()
+    assert card.main([*arguments, str(tmp_path / "out.json"), "--states", str(run.folder)]) == 2
+    assert "nothing is overwritten" in capsys.readouterr().err
+    assert card.main([*arguments, str(tmp_path / "other.json"), "--states", str(tmp_path)]) == 2
+    assert "no trained models" in capsys.readouterr().err
+    mistyped = tmp_path / "sttaes"
+    assert card.main([*arguments, str(tmp_path / "other.json"), "--states", str(mistyped), "--epochs", "2"]) == 2
+    assert "no folder" in capsys.readouterr().err
+    assert not mistyped.exists()

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.tiny_sets import load_script, write_set
+from support.tiny_sets import write_set
 
-from marigold_uq.tabular.figures import calibration_figure, interval_figure
+from marigold_uq.tabular.figures import calibration_figure
 from marigold_uq.tabular.scores import PIT_BINS, RELIABILITY_LEVELS
 from scripts.studies.uci.cells import Cell, CellKey, CellStore
-from scripts.studies.uci.figures import scores_figure
+from scripts.studies.uci.figures import interval_figure, main, scores_figure
 from scripts.studies.uci.tables import Reference
 
 CURVES = (list(RELIABILITY_LEVELS), [5] * PIT_BINS)
@@ -18,16 +18,14 @@ CURVES = (list(RELIABILITY_LEVELS), [5] * PIT_BINS)
 
 def cell(preset: str, family: str, epochs: int = 5) -> Cell:
     split = {"num_rows": 100, "crps": 0.4, "reliability": CURVES[0], "pit": CURVES[1]}
-    return Cell(CellKey(preset, family, "yacht", epochs), 10, [split, {**split, "crps": 0.6}], {"num_samples": 99})
+    return Cell(CellKey(preset, family, "yacht", epochs), 10, [split, {**split, "crps": 0.6}], {"ensemble_size": 99})
 
 
 def test_calibration_has_a_curve_and_a_flat_histogram_per_label() -> None:
-    figure = calibration_figure({"before": CURVES, "after": CURVES}, title="t", num_samples=99)
+    figure = calibration_figure({"before": CURVES, "after": CURVES}, title="t", ensemble_size=99)
     coverage, before, after = figure.axes
-    assert [line.get_label() for line in coverage.lines] == ["honest", "before", "after"]
-    np.testing.assert_allclose(
-        coverage.lines[0].get_ydata(), RELIABILITY_LEVELS, atol=2e-3
-    )  # what 99 honest draws reach
+    assert [line.get_label() for line in coverage.lines] == ["calibrated", "before", "after"]
+    np.testing.assert_allclose(coverage.lines[0].get_ydata(), RELIABILITY_LEVELS, atol=2e-3)  # what 99 draws reach
     assert {round(bar.get_height(), 6) for axes in (before, after) for bar in axes.patches} == {1.0}
 
 
@@ -58,14 +56,16 @@ def test_a_score_of_next_to_nothing_is_shown_beside_others() -> None:
     assert low <= 0 < 12 <= high
 
 
-def test_the_command_draws_from_fits_and_from_cells(tmp_path: Path) -> None:
-    script = load_script("scripts/studies/uci/draw_figures.py")
-    data, quick = str(write_set(tmp_path / "uci", "toy")), ["max_epochs=2", "num_members=1", "baseline=none"]
+def test_the_command_draws_from_fits_and_from_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = str(write_set(tmp_path / "uci", "toy"))
+    quick = ["--model.max_epochs", "2", "--model.num_models", "1", "--model.baseline", "none"]
     common = ["--output", str(tmp_path / "out"), "--splits", "1", "--set"]
-    assert script.main(["--data", data, *common, "toy", "--model", *quick, "calibration_fraction=0.5"]) == 0
+    assert main(["--data", data, *common, "toy", *quick, "--model.calibration_fraction", "0.5"]) == 0
     CellStore(tmp_path / "run").save(cell("paper", "gaussian"))
-    assert script.main(["--cells", str(tmp_path / "run"), *common, "yacht"]) == 0
+    assert main(["--cells", str(tmp_path / "run"), *common, "yacht"]) == 0
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"calibration.png", "comparison.png", "intervals.png"}
-    with pytest.raises(ValueError, match="no finished cell of wine"):
-        script.main(["--cells", str(tmp_path / "run"), *common, "wine"])
+    assert main(["--cells", str(tmp_path / "run"), *common, "wine"]) == 2
+    assert "no finished cell of wine" in capsys.readouterr().err
+    assert main([*common, "wine"]) == 2
+    assert "pass either data" in capsys.readouterr().err

@@ -17,7 +17,7 @@ class Oracle:
         self.rows = len(y)
 
 
-def test_a_gaussian_peer_draws_from_its_law() -> None:
+def test_a_gaussian_peer_draws_from_its_distribution() -> None:
     """10000 draws: five standard errors of mean and standard deviation."""
     x = np.array([[0.0], [10.0]])
     peer = peers.GaussianPeer(Oracle(), lambda model, rows: (2 * rows[:, 0], np.full(len(rows), 3.0)), seed=0)
@@ -55,20 +55,8 @@ def test_the_benchmark_reports_ratios(tmp_path: Path) -> None:
     """Only that it measures; how fast is no test on a shared machine."""
     script = load_script("scripts/benchmarks/tabular.py")
     data, output = str(write_set(tmp_path / "uci", "yacht")), tmp_path / "out.json"
-    arguments = [
-        "--data",
-        data,
-        "--set",
-        "yacht",
-        "--steps",
-        "2",
-        "--repeats",
-        "1",
-        "--splits",
-        "0",
-        "--num-samples",
-        "4",
-    ]
+    options = {"data": data, "set": "yacht", "steps": 2, "repeats": 1, "splits": 0, "ensemble_size": 4}
+    arguments = [part for name, value in options.items() for part in (f"--{name}", str(value))]
     assert script.main([*arguments, "--output", str(output)]) == 0
     results = json.loads(output.read_text())
     assert results["training"]["num_splits"] == 2

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tiny_sets import load_script, write_set
+from support.tiny_sets import write_set
 
-from marigold_uq.tabular import DiffusionRegressor
 from marigold_uq.tabular.recipe import Recipe, paper_recipe
 from marigold_uq.tabular.uci import UCIDataset
+from scripts.studies.uci import reproduce as command
 from scripts.studies.uci import reproduction, stacked
 from scripts.studies.uci.cells import Cell, CellKey, CellStore
 from scripts.studies.uci.reproduction import Reproduction, reproduce
@@ -31,7 +31,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def plan(data: Path, output: Path, **options: Any) -> Reproduction:
-    options = {"columns": ("paper/gaussian",), "num_samples": 10, **options}
+    options = {"columns": ("paper/gaussian",), "ensemble_size": 10, **options}
     return Reproduction(data, output, ("yacht",), **options)
 
 
@@ -41,7 +41,7 @@ def crps(cell: Cell) -> list[float]:
 
 def test_more_epochs_continue_fewer_and_equal_a_direct_run(data: Path, tmp_path: Path) -> None:
     (direct,) = dict(reproduce(plan(data, tmp_path / "direct"), verbose=False)).values()
-    in_parts = dict(reproduce(plan(data, tmp_path / "parts", scales=(0.3, 1.0)), verbose=False))
+    in_parts = dict(reproduce(plan(data, tmp_path / "parts", epochs_scale=(0.3, 1.0)), verbose=False))
     assert [key.epochs for key in in_parts] == [3, 10]
     short, full = in_parts.values()
     assert crps(full) == crps(direct)
@@ -53,7 +53,7 @@ def test_more_epochs_continue_fewer_and_equal_a_direct_run(data: Path, tmp_path:
     assert best == full
 
 
-def test_a_run_that_was_stopped_goes_on_to_the_same_result(
+def test_a_run_that_was_stopped_resumes_to_the_same_result(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A signal after 4 steps; 54 rows in batches of 16 are 4 steps an epoch."""
@@ -87,9 +87,9 @@ def test_finished_cells_are_not_made_again(data: Path, tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("column", "changes", "message"),
     [
-        ("paper/gaussian", {"seed": 1}, "another seed;"),
-        ("paper/gaussian", {"num_samples": 11}, "another num_samples;"),
-        ("paper/sample", {"num_draws": 2}, "another num_draws;"),
+        ("paper/gaussian", {"seed": 1}, "seed was 0, now 1"),
+        ("paper/gaussian", {"ensemble_size": 11}, "ensemble_size was 10, now 11"),
+        ("paper/sample", {"num_draws": 2}, "num_draws was 4, now 2"),
     ],
 )
 def test_finished_cells_of_another_run_are_refused(
@@ -98,25 +98,27 @@ def test_finished_cells_of_another_run_are_refused(
     options: dict[str, Any] = {"columns": (column,), "max_epochs": {"yacht": 1}}
     list(reproduce(plan(data, tmp_path / "run", **options), verbose=False))
     list(reproduce(plan(data, tmp_path / "run", **options), verbose=False))
-    with pytest.raises(ValueError, match=f"made with {message} choose another output folder"):
+    with pytest.raises(ValueError, match=f"made with other settings: {message}. Choose another output"):
         list(reproduce(plan(data, tmp_path / "run", **options, **changes), verbose=False))
 
 
-def test_finished_cells_of_other_data_are_refused_and_older_cells_are_taken_with_a_warning(
-    data: Path, tmp_path: Path
-) -> None:
+def test_finished_cells_of_other_data_are_refused(data: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"max_epochs": {"yacht": 1}}
-    ((key, cell),) = reproduce(plan(data, tmp_path / "run", **options), verbose=False)
+    list(reproduce(plan(data, tmp_path / "run", **options), verbose=False))
     rows = (data / "yacht" / "data.txt").read_text().splitlines()
     (data / "yacht" / "data.txt").write_text("\n".join(rows[::-1]))
-    with pytest.raises(ValueError, match="made with another data;"):
+    with pytest.raises(ValueError, match="made with other settings: data was"):
         list(reproduce(plan(data, tmp_path / "run", **options), verbose=False))
-    older = replace(cell, facts={name: fact for name, fact in cell.facts.items() if name != "identity"})
-    CellStore(tmp_path / "older").save(older)
-    with pytest.warns(UserWarning, match="does not state its data; it is taken as it is"):
-        assert list(reproduce(plan(data, tmp_path / "older", **options), verbose=False)) == [(key, older)]
-    with pytest.warns(UserWarning, match="does not state"), pytest.raises(ValueError, match="another seed"):
-        list(reproduce(plan(data, tmp_path / "older", seed=1, **options), verbose=False))
+
+
+def test_facts_of_published_cells_are_read_under_todays_names(tmp_path: Path) -> None:
+    facts = {"num_samples": 5, "identity": {"num_samples": 5, "seed": 0}, "recipe": {"num_members": 2}}
+    store, cell = CellStore(tmp_path), Cell(CellKey("paper", "point", "yacht", 1), 10, [{"crps": 1.0}], facts)
+    store.save(cell)
+    found = store.load(cell.key, {"ensemble_size": 5, "seed": 0})
+    assert found is not None
+    assert found.facts["recipe"] == {"num_models": 2}
+    assert found.facts["ensemble_size"] == 5
 
 
 def test_splits_of_different_recipes_are_not_mixed_and_the_draws_of_training_are_passed_on(
@@ -125,11 +127,13 @@ def test_splits_of_different_recipes_are_not_mixed_and_the_draws_of_training_are
     """After the first split the rule of the preset changes."""
     made: list[int] = []
 
-    def changing(*arguments: Any, **options: Any) -> DiffusionRegressor:
-        made.append(options["num_draws"])
-        return DiffusionRegressor(*arguments, max_epochs=1 + len(made), num_members=1, baseline="none", **options)
+    class Changing(reproduction.ModelOptions):
+        def estimator(self, **options: Any) -> Any:
+            made.append(self.training_options.num_draws)
+            changed = {"max_epochs": 1 + len(made), "num_models": 1, "baseline": "none"}
+            return super().estimator(**options).set_params(**changed)
 
-    monkeypatch.setattr(reproduction, "DiffusionRegressor", changing)
+    monkeypatch.setattr(reproduction, "ModelOptions", Changing)
     options: dict[str, Any] = {"columns": ("default/sample",), "num_draws": 3}
     with pytest.raises(ValueError, match="split 1 has another max_epochs than split 0"):
         list(reproduce(plan(data, tmp_path / "run", **options), verbose=False))
@@ -144,9 +148,9 @@ def test_the_baseline_is_shared_by_families_and_states_of_another_run_are_refuse
     second = StackedRun(StackedTask(dataset, replace(SHORT, noise_family="point")), folder)
     assert all((a == b).all() for a, b in zip(first.baseline.parameters(), second.baseline.parameters(), strict=True))
     first.advance(1)
-    with pytest.raises(ValueError, match="another num_timesteps"):
+    with pytest.raises(ValueError, match="num_timesteps was 8, now 9"):
         StackedRun(StackedTask(dataset, replace(SHORT, num_timesteps=9)), folder)
-    with pytest.raises(ValueError, match=r"other data, another recipe or other seeds|another seed"):
+    with pytest.raises(ValueError, match="seed was 0, now 1"):
         StackedRun(StackedTask(dataset, SHORT, seed=1), folder)
 
 
@@ -155,17 +159,17 @@ def test_looking_at_the_models_does_not_disturb_training(data: Path, tmp_path: P
     runs = [StackedRun(StackedTask(dataset, SHORT), tmp_path / name) for name in ("watched", "alone")]
     for epochs in (1, 2):
         runs[0].advance(epochs)
-        score_splits(runs[0].pipeline(), dataset, num_samples=5)
+        score_splits(runs[0].pipeline(), dataset, ensemble_size=5)
     runs[1].advance(2)
-    one, two = (score_splits(run.pipeline(), dataset, num_samples=5) for run in runs)
+    one, two = (score_splits(run.pipeline(), dataset, ensemble_size=5) for run in runs)
     assert one == two
 
 
 def test_presets_that_are_fitted_split_by_split_keep_finished_splits(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quick = partial(reproduction.DiffusionRegressor, max_epochs=2, num_members=1, baseline="none")
-    monkeypatch.setattr(reproduction, "DiffusionRegressor", quick)
+    quick = partial(reproduction.ModelOptions, max_epochs=2, num_models=1, baseline="none")
+    monkeypatch.setattr(reproduction, "ModelOptions", quick)
     (direct,) = dict(reproduce(plan(data, tmp_path / "direct", columns=("default",)), verbose=False)).values()
     save, saved = CellStore.save_splits, []
 
@@ -188,10 +192,10 @@ def test_presets_that_are_fitted_split_by_split_keep_finished_splits(
 def test_the_files_of_a_run_state_epochs_and_name_the_sources(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = load_script("scripts/studies/uci/reproduce.py")
-    arguments = ["--data", str(data), "--output", str(tmp_path / "run"), "--sets", "yacht", "--num-samples", "10"]
-    assert script.main([*arguments, "--columns", "paper/point", "--max-epochs", "yacht=2"]) == 0
+    arguments = ["--data", str(data), "--output", str(tmp_path / "run"), "--sets", "yacht", "--ensemble_size", "10"]
+    assert command.main([*arguments, "--columns", "paper/point", "--max_epochs.yacht", "2"]) == 0
     text = (tmp_path / "run" / "table.md").read_text()
+    assert "Last command: `python -m scripts.studies.uci.reproduce --data" in text
     assert "[2/10, 2 splits]" in text
     assert "published gaussian" in text
     assert "peers at their defaults" in text
@@ -202,21 +206,20 @@ def test_the_files_of_a_run_state_epochs_and_name_the_sources(
 
 def test_references_have_their_numbers_where_they_belong() -> None:
     """The goal is the best of its row."""
-    script = load_script("scripts/studies/uci/reproduce.py")
-    for name, goal in script.BEAT.items():
-        assert goal == min(one.values[name][0] for one in script.REFERENCES if name in one.values)
-    assert set(paper_recipe.__globals__["PAPER_SETTINGS"]) == set(script.SETS)
+    for name, goal in command.BEAT.items():
+        assert goal == min(one.values[name][0] for one in command.REFERENCES if name in one.values)
+    assert set(paper_recipe.__globals__["PAPER_SETTINGS"]) == set(command.SETS)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"columns": ("paper",)}, "a column is paper/FAMILY"),
-        ({"columns": ("best/gaussian",)}, "a column is paper/FAMILY"),
-        ({"scales": (1.5,)}, "within"),
+        ({"columns": ("paper",)}, "a column must be paper/FAMILY"),
+        ({"columns": ("best/gaussian",)}, "a column must be paper/FAMILY"),
+        ({"epochs_scale": (1.5,)}, "within"),
         ({"max_epochs": {"boston": 3}}, "unknown data set boston"),
         ({"max_epochs": {"yacht": 0}}, "at least 1"),
-        ({"max_epochs": {"yacht": 5}, "columns": ("default",)}, "max_epochs limit paper/FAMILY"),
+        ({"max_epochs": {"yacht": 5}, "columns": ("default",)}, "max_epochs limits paper/FAMILY"),
     ],
 )
 def test_wrong_plans_are_explained(options: dict[str, Any], message: str) -> None:
