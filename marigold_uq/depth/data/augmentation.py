@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import Dataset
 
 from marigold_uq.depth.data.base import DepthDataset, Problem
-from marigold_uq.depth.data.epochs import SharedEpoch, sample_generator
+from marigold_uq.depth.data.mixture import SharedEpoch, sample_generator
 from marigold_uq.depth.data.photometric import PhotometricTransform
 from marigold_uq.depth.data.sample import DepthDataError, DepthSample, resize_sample
 

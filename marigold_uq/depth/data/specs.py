@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-_MARIGOLD_LISTS = "filename lists: data_split/ of https://github.com/prs-eth/Marigold"
-_MARIGOLD_TARS = "prepared tars: https://share.phys.ethz.ch/~pf/bingkedata/marigold/evaluation_dataset/"
+_LISTS = "filename lists: data_split/ of https://github.com/prs-eth/Marigold"
+_TARS = "prepared tars: https://share.phys.ethz.ch/~pf/bingkedata/marigold/evaluation_dataset/"
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ NYU = DepthSpec(
     depth_template=r"\g<scene>/depth_\g<frame>.png",
     num_published=654,
     example="test/kitchen_0004/rgb_0001.png test/kitchen_0004/depth_0001.png test/kitchen_0004/filled_0001.png",
-    source=f"{_MARIGOLD_TARS}nyuv2/; original: https://cs.nyu.edu/~fergus/datasets/nyu_depth_v2.html; {_MARIGOLD_LISTS}",
+    source=f"{_TARS}nyuv2/; original: https://cs.nyu.edu/~fergus/datasets/nyu_depth_v2.html; {_LISTS}",
 )
 _KITTI_EIGEN = DepthSpec(
     name="kitti_eigen",
@@ -128,8 +128,8 @@ _KITTI_EIGEN = DepthSpec(
         "2011_09_26_drive_0002_sync/proj_depth/groundtruth/image_02/0000000069.png 721.5377"
     ),
     source=(
-        f"{_MARIGOLD_TARS}kitti/; original: raw data and data_depth_annotated.zip of "
-        f"https://www.cvlibs.net/datasets/kitti/eval_depth.php?benchmark=depth_prediction; {_MARIGOLD_LISTS}"
+        f"{_TARS}kitti/; original: raw data and data_depth_annotated.zip of "
+        f"https://www.cvlibs.net/datasets/kitti/eval_depth.php?benchmark=depth_prediction; {_LISTS}"
     ),
 )
 ETH3D = DepthSpec(
@@ -145,10 +145,7 @@ ETH3D = DepthSpec(
         "rgb/office/images/dslr_images/DSC_0219.JPG "
         "depth/office_dslr_depth/office/ground_truth_depth/dslr_images/DSC_0219.JPG"
     ),
-    source=(
-        f"{_MARIGOLD_TARS}eth3d/; original (distorted DSLR images and depth): https://www.eth3d.net/datasets; "
-        f"{_MARIGOLD_LISTS}"
-    ),
+    source=(f"{_TARS}eth3d/; original (distorted DSLR images and depth): https://www.eth3d.net/datasets; {_LISTS}"),
 )
 _SCANNET = DepthSpec(
     name="scannet",
@@ -162,7 +159,7 @@ _SCANNET = DepthSpec(
     depth_template=r"\g<scene>/depth/\g<frame>.png",
     num_published=800,
     example="scene0406_02/color/000300.jpg scene0406_02/depth/000300.png",
-    source=f"{_MARIGOLD_TARS}scannet/; original: http://www.scan-net.org/; {_MARIGOLD_LISTS}",
+    source=f"{_TARS}scannet/; original: http://www.scan-net.org/; {_LISTS}",
 )
 DIODE = DepthSpec(
     name="diode",
@@ -180,10 +177,12 @@ DIODE = DepthSpec(
         "indoors/scene_00021/scan_00189/00021_00189_indoors_200_010_depth.npy "
         "indoors/scene_00021/scan_00189/00021_00189_indoors_200_010_depth_mask.npy"
     ),
-    source=f"{_MARIGOLD_TARS}diode/; original (val.tar.gz): https://diode-dataset.org/; {_MARIGOLD_LISTS}",
+    source=f"{_TARS}diode/; original (val.tar.gz): https://diode-dataset.org/; {_LISTS}",
 )
 
-SPECS: dict[str, DepthSpec] = {spec.name: spec for spec in (_HYPERSIM, _VKITTI2, NYU, _KITTI_EIGEN, ETH3D, _SCANNET, DIODE)}
+SPECS: dict[str, DepthSpec] = {
+    spec.name: spec for spec in (_HYPERSIM, _VKITTI2, NYU, _KITTI_EIGEN, ETH3D, _SCANNET, DIODE)
+}
 
 
 # --------------------------------------------------------- crops and masks: row and column ranges of a picture
@@ -225,7 +224,11 @@ def _fraction(length: int, start: float, stop: float) -> slice:
 
 
 CROPS: dict[str, _Region] = {"kitti_benchmark": _kitti_benchmark_crop}
-MASKS: dict[str, _Region] = {"nyu_eigen": _nyu_eigen_mask, "kitti_eigen": _kitti_eigen_mask, "kitti_garg": _kitti_garg_mask}
+MASKS: dict[str, _Region] = {
+    "nyu_eigen": _nyu_eigen_mask,
+    "kitti_eigen": _kitti_eigen_mask,
+    "kitti_garg": _kitti_garg_mask,
+}
 
 
 def lookup(regions: Mapping[str, _Region], key: str) -> _Region:
