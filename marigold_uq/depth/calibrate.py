@@ -15,7 +15,6 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from marigold_uq.calibration import Calibration, choose_kappa, interval_grid_images, residual_ratio
-from marigold_uq.commands.model import Dtype, load_pipeline
 from marigold_uq.commands.runner import Invocation
 from marigold_uq.depth.data import DepthDataset
 from marigold_uq.depth.evaluation.evaluate import check_dataset, chosen_indices, open_dataset
@@ -23,6 +22,7 @@ from marigold_uq.depth.evaluation.options import AlignmentOptions, DataOptions, 
 from marigold_uq.depth.evaluation.prediction import Members
 from marigold_uq.depth.evaluation.predictors import PipelinePredictor
 from marigold_uq.depth.evaluation.protocol import DepthProtocol
+from marigold_uq.depth.model import Dtype, load_pipeline
 from marigold_uq.files import atomic_folder, make_folder
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
 from marigold_uq.pipelines.depth.starting_point import embedded_path

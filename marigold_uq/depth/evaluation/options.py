@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from marigold_uq.commands.model import Dtype
+from marigold_uq.depth.model import Dtype
 from marigold_uq.metrics.intervals import IntervalMethod
 
 Space = Literal["depth", "disparity"]

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marigold_uq.commands.model import load_pipeline
 from marigold_uq.depth.data import DepthSample
 from marigold_uq.depth.evaluation.options import DepthEvaluation, FileOptions, PipelineOptions, Space
 from marigold_uq.depth.evaluation.prediction import Members, Prediction, PredictionError, prediction_from_arrays
+from marigold_uq.depth.model import load_pipeline
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
 from marigold_uq.randomness import member_seed
 
