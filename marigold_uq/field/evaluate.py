@@ -223,7 +223,7 @@ def _write(
         if name in SHOWN
     }
     size = options.ensemble_size
-    facts = {
+    facts: dict[str, Any] = {
         "predictor": {"name": forecaster.name, "model": options.model, "ensemble_size": size},
         "data": {"name": split.test.source, "title": Path(split.test.source).stem},
         "num_samples": one_step["rmse"]["num_samples"] if one_step else 0,
