@@ -20,6 +20,9 @@ from marigold_uq.models.field_grid import Floats
 from marigold_uq.pipelines.field.states import xarray_module
 from marigold_uq.uncertainty import total_std
 
+__all__ = ["FieldForecast", "blend", "damp", "scaled_interval", "stretch"]
+
+
 Convention = Literal["weatherbenchx", "weatherbench2", "earth2studio"]
 DIMENSIONS: dict[str, dict[str, str]] = {
     "weatherbenchx": {"sample": "number", "init": "init_time", "lead": "lead_time"},

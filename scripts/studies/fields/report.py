@@ -26,6 +26,23 @@ from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.pipelines.field.output import FieldForecast
 from scripts.studies.fields.study import ModelRun
 
+__all__ = [
+    "calibration_table",
+    "collect",
+    "correlation_figure",
+    "grouped_error",
+    "law_correlation",
+    "lead_time_figure",
+    "member_figure",
+    "save_all",
+    "steps_figure",
+    "study_table",
+    "summary_table",
+    "tau_figure",
+    "uncertainty_figure",
+]
+
+
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 """Model -> what was measured, one entry per seed."""
 
