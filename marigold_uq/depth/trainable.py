@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
 
-LORA_TARGETS = ["to_q", "to_k", "to_v", "to_out.0", "conv1", "conv2", "proj_in", "proj_out"]
+_LORA_TARGETS = ["to_q", "to_k", "to_v", "to_out.0", "conv1", "conv2", "proj_in", "proj_out"]
 
 
 def choose_trainable(
@@ -61,7 +61,7 @@ def _add_adapters(unet: Any, rank: int, seed: int) -> None:
     except ImportError as error:
         raise ImportError("LoRA needs peft: pip install 'marigold_uq[lora]'") from error
     unet.requires_grad_(False)
-    config = LoraConfig(r=rank, lora_alpha=rank, init_lora_weights="gaussian", target_modules=LORA_TARGETS)
+    config = LoraConfig(r=rank, lora_alpha=rank, init_lora_weights="gaussian", target_modules=_LORA_TARGETS)
     with torch.random.fork_rng(devices=[]):  # peft draws the first weights from the global stream
         torch.manual_seed(seed)
         unet.add_adapter(config)

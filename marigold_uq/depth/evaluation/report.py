@@ -27,7 +27,7 @@ from marigold_uq.metrics import Estimate, MeanAccumulator
 from marigold_uq.results import versions
 
 FORMAT = "marigold_uq evaluation 1"
-FIGURE_METRICS = ("abs_relative_difference", "delta1", "coverage", "ause_abs_rel", "spread_skill_ratio")
+_FIGURE_METRICS = ("abs_relative_difference", "delta1", "coverage", "ause_abs_rel", "spread_skill_ratio")
 
 
 HEADLINE = (
@@ -199,7 +199,7 @@ def draw_figures(folder: ResultFolder, summary: Summary) -> None:
     if "pit" in curves:
         figures["pit"] = plotting.pit_histogram(curves["pit"])
     if summary.groups:
-        shown = [name for name in FIGURE_METRICS if name in summary.overall]
+        shown = [name for name in _FIGURE_METRICS if name in summary.overall]
         values = {name: {group: _pair(one[name]) for group, one in summary.groups.items()} for name in shown}
         overall = {name: float(summary.overall[name].value) for name in shown}
         figures["groups"] = plotting.group_bars(values, overall)
