@@ -254,11 +254,15 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         output = self.pipeline_(table.features, self.ensemble_size, generator=self._generator())
         parts = (output.prediction, output.uncertainty, table.targets)
         scores = residual_ratio(*(torch.from_numpy(part) for part in parts))  # (rows, C)
-        steps = self.recipe_.num_inference_steps or self.recipe_.num_timesteps
-        conditions = {"num_inference_steps": steps, "ensemble_size": self.ensemble_size}
-        facts = {"num_calibration": len(scores), "note": "rows set aside in fit"}
-        record = self.pipeline_.calibration_for()
-        self.pipeline_.calibrate(replace(record, interval=interval_grid_rows(scores), **conditions, **facts))
+        record = Calibration(
+            kappa=self.pipeline_.calibration_for().kappa,
+            interval=interval_grid_rows(scores),
+            num_inference_steps=self.recipe_.num_inference_steps or self.recipe_.num_timesteps,
+            ensemble_size=self.ensemble_size,
+            num_calibration=len(scores),
+            note="rows set aside in fit",
+        )
+        self.pipeline_.calibrate(record)
 
     def _kappa_from_validation(self, table: TrainingRows, validation: ValidationRows) -> None:
         """kappa from the validation rows of all models, around out-of-fold predictions of the baseline.
