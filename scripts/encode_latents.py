@@ -1,88 +1,117 @@
-"""Encode rendered scenes with a trained VAE, so that training the U-Net need not. Resumable: finished shards are kept.
+"""Encode a depth data set with a trained VAE, so that training the U-Net need not. Resumable: finished shards are kept.
 
-python scripts/encode_latents.py --vae runs/vae/model --scenes scenes/train --output latents/train --processes 2
+python scripts/encode_latents.py --vae runs/vae/model --data.root scenes/train --output latents/train --processes 2
 """
 
-import argparse
-import hashlib
 import json
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 from tqdm.auto import tqdm
 
-from marigold_uq.depth.data.normalization import latent_mask
-from marigold_uq.depth.data.shards import SceneShards, write_shard
+from marigold_uq.commands.runner import Invocation, run_command
+from marigold_uq.depth.data import DepthDataset, DepthSample, flip_sample, latent_mask
+from marigold_uq.depth.data.normalization import network_pixels
+from marigold_uq.depth.data.shards import write_shard
+from marigold_uq.depth.evaluation import DataOptions
+from marigold_uq.depth.evaluation.evaluate import check_dataset, open_dataset
 from marigold_uq.depth.run import load_vae
-from marigold_uq.depth.vae_task import Reconstruction, pixels_of
+from marigold_uq.files import atomic_path, fingerprint, make_folder, require_same
+from marigold_uq.pipelines.depth.latents import encode_pixels
 
 BATCH = 4
 
 
+@dataclass(frozen=True)
+class EncodeOptions:
+    """Encode pictures and depth maps of one size to latents.
+
+    Args:
+        vae: Folder of the autoencoder, or of a pipeline with one.
+        output: Folder for the shards; finished ones in it are kept.
+        data: The data set; its samples must share one size.
+        flip: Also the mirror images, as shards of their own.
+        shard_size: Samples per shard.
+        processes: Shards are shared out over so many.
+    """
+
+    vae: Path
+    output: Path
+    data: DataOptions = field(default_factory=lambda: DataOptions("scenes"))
+    flip: bool = False
+    shard_size: int = 250
+    processes: int = 1
+
+
 @torch.no_grad()
-def encode(vae: torch.nn.Module, samples: list[dict], factor: int) -> dict[str, np.ndarray]:
+def encode(vae: nn.Module, samples: list[DepthSample], factor: int) -> dict[str, np.ndarray]:
     """Latents of pictures and depth maps, scaled as the pipeline scales them, and the cells with full ground truth."""
-    batch = {key: [sample[key] for sample in samples] for key in ("image", "depth", "valid")}
-    network = Reconstruction(vae)
-    scale = vae.config.scaling_factor
-    picture, depth = ((scale * network.encode(pixels)).half().numpy() for pixels in pixels_of(batch))
-    valid = latent_mask(torch.stack(batch["valid"]), factor).numpy()
-    return {"image_latent": picture, "depth_latent": depth, "latent_valid": valid}
+    images, maps, valid = ([sample[key] for sample in samples] for key in ("image", "depth", "valid"))
+    sizes = {tuple(one.shape[-2:]) for one in images}
+    if len(sizes) > 1:
+        raise ValueError(f"the samples of a shard must share one size, got {sorted(sizes)}: give data.options a resize")
+    picture, depth = (encode_pixels(vae, pixels).half().numpy() for pixels in network_pixels(images, maps, valid))
+    mask = latent_mask(torch.stack(valid), factor).numpy()
+    return {"image_latent": picture, "depth_latent": depth, "latent_valid": mask}
 
 
-def mirrored(sample: dict) -> dict:
+def mirrored(sample: DepthSample) -> DepthSample:
     """The scene seen in a mirror."""
-    flipped = {key: sample[key].flip(-1) for key in ("image", "depth", "valid")}
-    return {**flipped, "name": sample["name"] + "-flipped"}
+    flipped = flip_sample(sample)
+    flipped["name"] = sample["name"] + "-flipped"
+    return flipped
 
 
-def encode_shard(vae_folder: Path, scenes: SceneShards, indices: range, folder: Path, flip: bool) -> None:
+def encode_shard(vae_folder: Path, data: DepthDataset, indices: range, folder: Path, flip: bool) -> None:
     """Encode one shard, each process with one thread."""
     torch.set_num_threads(1)
     vae = load_vae(vae_folder).eval().to(memory_format=torch.channels_last)
     factor = 2 ** (len(vae.config.block_out_channels) - 1)
-    samples = [mirrored(scenes[i]) if flip else scenes[i] for i in indices]
+    samples = [mirrored(data.read(i)) if flip else data.read(i) for i in indices]
     parts = [encode(vae, samples[i : i + BATCH], factor) for i in range(0, len(samples), BATCH)]
     arrays = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     write_shard(folder, arrays, [sample["name"] for sample in samples])
 
 
-def check_autoencoder(record: Path, vae_folder: Path) -> None:
-    """Refuse to add to latents that another autoencoder made: a decoder could not read the mixture."""
-    encoder = {name: value for name, value in load_vae(vae_folder).state_dict().items() if name.startswith("encoder.")}
-    digest = hashlib.sha256(b"".join(value.numpy().tobytes() for value in encoder.values())).hexdigest()
-    if not record.exists():
-        record.write_text(json.dumps({"encoder": digest}), encoding="utf-8")
-    elif json.loads(record.read_text(encoding="utf-8"))["encoder"] != digest:
-        raise SystemExit(f"{record.parent} holds latents of another encoder than {vae_folder}'s; remove it first")
+def check_autoencoder(folder: Path, vae_folder: Path) -> None:
+    """Refuse to add to latents that another encoder made: a decoder could not read the mixture."""
+    weights = {name: value for name, value in load_vae(vae_folder).state_dict().items() if name.startswith("encoder.")}
+    asked = {"encoder": fingerprint(*(value.numpy() for value in weights.values()))}
+    record = folder / "autoencoder.json"
+    if record.exists():
+        require_same(folder, json.loads(record.read_text(encoding="utf-8")), asked)
+        return
+    with atomic_path(record) as temporary:
+        temporary.write_text(json.dumps(asked), encoding="utf-8")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def run(options: EncodeOptions, invocation: Invocation) -> int:
     """Encode what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vae", type=Path, required=True)
-    parser.add_argument("--scenes", type=Path, required=True)
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--shard-size", type=int, default=250)
-    parser.add_argument("--flip", action="store_true", help="also the mirrored scenes, as shards of their own")
-    parser.add_argument("--processes", type=int, default=1)
-    args = parser.parse_args(arguments)
-    scenes = SceneShards(args.scenes)
-    args.output.mkdir(parents=True, exist_ok=True)
-    check_autoencoder(args.output / "autoencoder.json", args.vae)
+    data = check_dataset(open_dataset(options.data))
+    make_folder(options.output)
+    check_autoencoder(options.output, options.vae)
     jobs = []
-    for first in range(0, len(scenes), args.shard_size):
-        indices = range(first, min(len(scenes), first + args.shard_size))
-        for flip in (False, True) if args.flip else (False,):
-            folder = args.output / f"{first:07d}{'-flipped' if flip else ''}"
+    for first in range(0, len(data), options.shard_size):
+        indices = range(first, min(len(data), first + options.shard_size))
+        for flip in (False, True) if options.flip else (False,):
+            folder = options.output / f"{first:07d}{'-flipped' if flip else ''}"
             if not folder.exists():
-                jobs.append((args.vae, scenes, indices, folder, flip))
-    with ProcessPoolExecutor(args.processes) as pool:
+                jobs.append((options.vae, data, indices, folder, flip))
+    with ProcessPoolExecutor(options.processes) as pool:
         list(tqdm(pool.map(encode_shard, *zip(*jobs, strict=True)), total=len(jobs), unit="shard") if jobs else [])
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0, or 2 for an error that names what to mend."""
+    return run_command("scripts/encode_latents.py", EncodeOptions, run, arguments)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,19 +1,21 @@
 """Describe the layout of each depth data set, and check a copy of it: what is missing, what is broken, where to get it.
 
-    python scripts/prepare_depth.py describe                     # all data sets
-    python scripts/prepare_depth.py describe kitti_eigen
-    python scripts/prepare_depth.py check nyu --root data/nyu.tar --filenames lists/nyu_test.txt
-    python scripts/prepare_depth.py check folder --root data/mine --depth-scale 1000 --decode all
+    python scripts/prepare_depth.py                              # describe all data sets
+    python scripts/prepare_depth.py --name kitti_eigen
+    python scripts/prepare_depth.py --name nyu --root data/nyu.tar --filenames lists/nyu_test.txt      # check a copy
+    python scripts/prepare_depth.py --name folder --root data/mine --depth_scale 1000 --decode all
 
 The exit code is 0 if everything needed is there, 1 otherwise. Nothing is written.
 """
 
-import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from tqdm import tqdm
 
+from marigold_uq.commands.runner import Invocation, run_command
 from marigold_uq.depth.data import (
     SPECS,
     DepthDataError,
@@ -32,47 +34,47 @@ FOLDER = (
 )
 
 
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    names = [*SPECS, "folder"]
-    describing = commands.add_parser("describe", help="print the layout, the ranges and where to download")
-    describing.add_argument("name", nargs="?", choices=names, help="one data set; all by default")
-    checking = commands.add_parser("check", help="look for every file and decode some samples")
-    checking.add_argument("name", choices=names)
-    checking.add_argument("--root", required=True, help="the data set's folder, or an uncompressed tar of it")
-    checking.add_argument("--filenames", help="filename list (folder: the index file); by default what is found")
-    checking.add_argument("--decode", type=number_or_all, default=8, help="samples to decode, or 'all' (default: 8)")
-    checking.add_argument("--examples", type=int, default=5, help="examples per kind of problem (default: 5)")
-    checking.add_argument("--depth-scale", type=float, help="folder only: depth = stored value / depth_scale")
-    return parser.parse_args(arguments)
+@dataclass(frozen=True)
+class PrepareOptions:
+    """Describe the layout of depth data sets, or check a copy of one.
+
+    Args:
+        name: One data set, or folder for your own; default: describe all.
+        root: The data set's folder, or an uncompressed tar of it; given, it is checked.
+        filenames: Filename list (folder: the index file); default: what is found.
+        decode: Samples to decode, or all.
+        examples: Examples to print for each kind of problem.
+        depth_scale: For folder only: depth = stored value / depth_scale.
+    """
+
+    name: str | None = None
+    root: str | None = None
+    filenames: str | None = None
+    decode: int | Literal["all"] = 8
+    examples: int = 5
+    depth_scale: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.name is not None and self.name not in (*SPECS, "folder"):
+            raise ValueError(f"unknown data set {self.name!r}; known: {', '.join(SPECS)}, folder")
+        if self.root is not None and self.name is None:
+            raise ValueError("a copy is checked by name: give --name beside --root")
 
 
-def number_or_all(text: str) -> int | None:
-    """A count, or None for 'all'."""
-    if text == "all":
-        return None
-    count = int(text)
-    if count < 0:
-        raise ValueError(f"expected a count or 'all', got {text}")
-    return count
-
-
-def progress(indices: Iterable[int]) -> Iterable[int]:
-    """A bar on standard error, if somebody is looking."""
-    return tqdm(indices, desc="decoding", unit="sample", disable=None)
-
-
-def check(options: argparse.Namespace) -> LayoutReport:
+def check(name: str, root: str, options: PrepareOptions) -> LayoutReport:
     """Run the check that belongs to the data set."""
-    if options.name != "folder":
-        return check_layout(options.name, options.root, options.filenames, num_decode=options.decode, progress=progress)
+
+    def progress(items: Iterable[int]) -> Iterable[int]:
+        return tqdm(items, desc="decoding", unit="sample", disable=None)
+
+    count = None if options.decode == "all" else options.decode
+    if name != "folder":
+        return check_layout(name, root, options.filenames, num_decode=count, progress=progress)
     try:
-        dataset = ImageDepthFolder(options.root, options.filenames, depth_scale=options.depth_scale)
+        dataset = ImageDepthFolder(root, options.filenames, depth_scale=options.depth_scale)
     except DepthDataError as error:
-        return LayoutReport("image and depth folder", options.root, fatal=str(error))
-    return check_samples(dataset, "image and depth folder", options.root, num_decode=options.decode, progress=progress)
+        return LayoutReport("image and depth folder", root, fatal=str(error))
+    return check_samples(dataset, "image and depth folder", root, num_decode=count, progress=progress)
 
 
 def explain(name: str) -> str:
@@ -80,17 +82,21 @@ def explain(name: str) -> str:
     return FOLDER if name == "folder" else describe(SPECS[name])
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Describe or check; the exit code."""
-    options = parse_arguments(arguments)
-    if options.command == "describe":
+def run(options: PrepareOptions, invocation: Invocation) -> int:
+    """Describe, or check and say what is wrong."""
+    if options.root is None or options.name is None:
         print("\n\n".join(explain(name) for name in ([options.name] if options.name else [*SPECS, "folder"])))
         return 0
-    report = check(options)
+    report = check(options.name, options.root, options)
     print(report.text(options.examples))
     if not report.ok:
         print("\nExpected:\n" + explain(options.name))
     return 0 if report.ok else 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 if everything needed is there, 1 otherwise, 2 for an error that names what to mend."""
+    return run_command("scripts/prepare_depth.py", PrepareOptions, run, arguments)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import numpy as np
@@ -19,7 +20,7 @@ from support.cli_runs import depth, read_npz, run, save_models, save_picture
 import marigold_uq
 from marigold_uq.cli import COMMANDS
 from marigold_uq.commands import depth as depth_command
-from marigold_uq.commands import model as model_command
+from marigold_uq.depth import model as model_command
 from marigold_uq.commands.depth import DepthOptions, unique_stems
 from marigold_uq.depth.export import FORMATS
 
@@ -93,20 +94,20 @@ def test_the_same_seed_gives_the_same_file_alone_or_in_company_and_another_seed_
 
 
 def test_the_data_file_says_what_made_it(models, photos, tmp_path):
-    depth(models, photos / "p0.png", "-o", tmp_path / "out", "--seed", 5, "--steps", 1, "--coverage", 0.9)
+    depth(models, photos / "p0.png", "-o", tmp_path / "out", "--seed", 5, "--num_inference_steps", 1, "--coverage", 0.9)
     content = read_npz(tmp_path / "out" / "p0.npz")
     metadata = json.loads(str(content["metadata"]))
     assert metadata["model"] == str(models / "gaussian")
-    chosen = {"seed": 5, "steps": 1, "members": 3, "resolution": 16, "uncertainty": "trajectory", "units": "relative"}
+    chosen = {"seed": 5, "num_inference_steps": 1, "ensemble_size": 3, "uncertainty": "trajectory", "units": "relative"}
     assert {name: metadata[name] for name in chosen} == chosen
-    assert content["quantile_levels"] == pytest.approx([0.05, 0.95])
-    assert content["quantiles"].shape == (2, 12, 16)
-    assert (content["quantiles"][0] <= content["depth"]).mean() > 0.9
+    assert content["coverage"] == 0.9
+    assert content["interval"].shape == (2, 12, 16)
+    assert (content["interval"][0] <= content["depth"]).mean() > 0.9
 
 
 def test_every_format_is_written_and_nothing_else(models, photos, tmp_path):
     out = tmp_path / "out"
-    words = ["--formats", *FORMATS, "--uncertainty", "ensemble", "--epistemic"]
+    words = ["--formats", *FORMATS, "--uncertainty", "ensemble", "--output_epistemic"]
     assert depth(models, photos / "p0.png", "-o", out, *words) == 0
     maps = ("depth", "uncertainty", "epistemic")
     data = [f"p0_{name}{ending}" for name in maps for ending in ("_16bit.png", ".tiff")]
@@ -135,7 +136,7 @@ def test_folders_inside_folders_are_for_recursive(models, photos, tmp_path):
     assert (tmp_path / "deep" / "deep.npz").exists()
 
 
-def test_a_model_without_a_law_gives_depth_alone_unless_an_ensemble_is_asked_for(models, photos, tmp_path):
+def test_a_model_without_a_variance_head_gives_depth_alone_unless_an_ensemble_is_asked_for(models, photos, tmp_path):
     image = photos / "p0.png"
     assert depth(models, image, "-o", tmp_path / "a", family="point") == 0
     assert {path.name for path in (tmp_path / "a").iterdir()} == {"p0.npz", "p0_depth_color.png", "p0_sheet.png"}
@@ -143,7 +144,7 @@ def test_a_model_without_a_law_gives_depth_alone_unless_an_ensemble_is_asked_for
     assert depth(models, image, "-o", tmp_path / "b", "--uncertainty", "ensemble", family="point") == 0
     assert read_npz(tmp_path / "b" / "p0.npz")["uncertainty"].mean() > 0
     assert depth(models, image, "-o", tmp_path / "c", "--coverage", 0.5, family="point") == 0
-    assert read_npz(tmp_path / "c" / "p0.npz")["quantiles"].shape == (2, 12, 16)
+    assert read_npz(tmp_path / "c" / "p0.npz")["interval"].shape == (2, 12, 16)
 
 
 # ------------------------------------------------------------------------------------------------- options and errors
@@ -151,11 +152,13 @@ def test_a_model_without_a_law_gives_depth_alone_unless_an_ensemble_is_asked_for
 
 def test_a_config_file_gives_options_and_words_on_the_line_win(models, photos, tmp_path):
     config = tmp_path / "options.yaml"
-    config.write_text(f"images: [{photos}]\nmodel: {models / 'gaussian'}\nmembers: 2\nformats: [npz, tiff]\nseed: 3\n")
+    config.write_text(
+        f"images: [{photos}]\nmodel: {models / 'gaussian'}\nensemble_size: 2\nformats: [npz, tiff]\nseed: 3\n"
+    )
     assert run("depth", "--config", config, "-o", tmp_path / "out", "--seed", 4, "--device", "cpu") == 0
     assert len(list((tmp_path / "out").glob("*.tiff"))) == 6
     metadata = json.loads(str(read_npz(tmp_path / "out" / "p0.npz")["metadata"]))
-    assert (metadata["members"], metadata["seed"]) == (2, 4)
+    assert (metadata["ensemble_size"], metadata["seed"]) == (2, 4)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -184,7 +187,7 @@ def test_the_choices_of_formats_are_those_that_can_be_written():
         (["--formats", "jpeg"], "jpeg"),
         (["--dtype", "float8"], "float8"),
         (["--uncertainty", "magic"], "magic"),
-        (["--members", "many"], "many"),
+        (["--ensemble_size", "many"], "many"),
         (["--config", "nowhere.yaml"], "nowhere.yaml"),
     ],
 )
@@ -206,13 +209,13 @@ def test_an_unknown_key_in_a_config_file_is_an_error(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--members", 1], "at least 2 members"),
-        (["--steps", 0], "num_inference_steps must be at least 1"),
+        (["--ensemble_size", 1], "at least 2 members"),
+        (["--num_inference_steps", 0], "num_inference_steps must be at least 1"),
         (["--batch_size", 0], "batch_size"),
-        (["--resolution", 33], "multiple of 2"),
+        (["--processing_resolution", 33], "multiple of 2"),
         (["--coverage", 95], "coverage"),
         (["--coverage", 0.9, "--uncertainty", "none"], "--coverage needs an uncertainty"),
-        (["--epistemic", "--uncertainty", "trajectory"], "output_epistemic"),
+        (["--output_epistemic", "--uncertainty", "trajectory"], "output_epistemic"),
         (["--uncertainty", "none", "--formats", "uncertainty"], "needs an uncertainty"),
         (["--device", "gpu"], "unknown device 'gpu'"),
         (["--device", "cuda:99"], "there is no device 'cuda:99' here"),
@@ -317,7 +320,7 @@ def test_memory_running_out_on_one_image_does_not_stop_the_others(models, photos
     assert len(list((tmp_path / "out").iterdir())) == 3
 
 
-def test_interrupting_leaves_whole_files_and_the_next_run_goes_on(models, photos, tmp_path, capsys, monkeypatch):
+def test_interrupting_leaves_whole_files_and_the_next_run_resumes(models, photos, tmp_path, capsys, monkeypatch):
     predict, calls = depth_command.predict, []
 
     def interrupted(*arguments, **options):
@@ -356,6 +359,15 @@ def test_auto_chooses_a_device_that_is_there():
 # ------------------------------------------------------------------------------------------------- several processes
 
 
+def test_processes_share_the_files(models, photos, tmp_path, monkeypatch):
+    """The quick twin of the next test: one of two processes, without the other."""
+    state = SimpleNamespace(num_processes=2, process_index=1, wait_for_everyone=lambda: None)
+    monkeypatch.setattr(depth_command, "process_state", lambda: state)
+    assert depth(models, photos, "-o", tmp_path / "out", "--formats", "npz") == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"p1.npz"}
+
+
+@pytest.mark.slow
 def test_two_processes_share_the_files_and_a_failure_in_one_does_not_stop_the_other(models, photos, tmp_path):
     (photos / "p1.png").write_text("broken")  # the second process has only this one, and is done at once
     command = [
@@ -368,7 +380,7 @@ def test_two_processes_share_the_files_and_a_failure_in_one_does_not_stop_the_ot
         "-o",
         str(tmp_path / "out"),
     ]
-    options = ["--model", str(models / "gaussian"), "--members", "3", "--formats", "npz"]
+    options = ["--model", str(models / "gaussian"), "--ensemble_size", "3", "--formats", "npz"]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29571"]
     result = subprocess.run(
         [*launcher, *command, *options],

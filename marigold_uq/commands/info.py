@@ -50,7 +50,7 @@ def _devices() -> list[str]:
 
 def _describe_embedded() -> str:
     """One line on the model that `depth` uses by default."""
-    from marigold_uq.pipelines.depth.embedded import embedded_path
+    from marigold_uq.pipelines.depth.starting_point import embedded_path
 
     try:
         path = embedded_path()

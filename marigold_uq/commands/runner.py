@@ -79,7 +79,7 @@ def run_command(
     error. `--import my_module` imports a module of the user's first, which may register data sets or families.
 
     Args:
-        program: How the command is started, for example "eval/eval_depth.py" or "-m scripts.studies.toy".
+        program: How the command is started, for example "eval/eval_depth.py" or "scripts.studies.fields.sweep".
         options: A frozen dataclass whose docstring describes the command and its fields.
         run: Does the work; returns the exit code.
         arguments: Words of the command line; by default those of the process.
@@ -129,8 +129,8 @@ def make_parser(
     from jsonargparse import ActionConfigFile, ArgumentParser
 
     description = (options.__doc__ or "").splitlines()[0]
-    prog = program if program.startswith("marigold-uq") else f"python {program}"
-    parser = ArgumentParser(prog=prog, description=description, epilog=_IMPORT_HELP, allow_abbrev=False)
+    start = "" if program.startswith("marigold-uq") else "python " if "/" in program else "python -m "
+    parser = ArgumentParser(prog=start + program, description=description, epilog=_IMPORT_HELP, allow_abbrev=False)
     parser.add_argument("--config", action=ActionConfigFile, help="YAML file; any field can be overridden by a flag")
     own = _own_arguments(options, positional)
     parser.add_class_arguments(options, as_group=False, skip=set(own))

@@ -16,7 +16,7 @@ from marigold_uq.depth.colors import color_depth, color_uncertainty, saturation
 from marigold_uq.depth.export import DepthRecord, export
 from marigold_uq.depth.video import Frames, carry_latents, read_frames, write_video
 from marigold_uq.pipelines.depth.images import load_images
-from marigold_uq.pipelines.depth.members import chain_generators
+from marigold_uq.pipelines.depth.latents import chain_generators
 from marigold_uq.randomness import randn
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def predict_frames(
         latents = None
         if previous is not None and image.shape == size:
             latents = carry_latents(previous, common_noise(previous, plan.options.seed))
-        output, size = predict(image, plan, pipeline, output_latent=True, latents=latents), image.shape
+        output, size = predict(image, plan, pipeline, latents), image.shape
         if plan.call.mode != "trajectory":  # there the start says nothing of the result
             assert isinstance(output.latent, Tensor)
             previous = output.latent

@@ -7,20 +7,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from marigold_uq.depth.data import DepthTransform
-from marigold_uq.depth.task import ObjectiveConfig
 from marigold_uq.training.config import TrainingConfig
+from marigold_uq.training.objective import ObjectiveConfig
 
 
 @dataclass(frozen=True)
 class StartConfig:
-    """Where the weights come from and which law they shall predict.
+    """Where the weights come from, and which distribution they learn to predict.
 
     Args:
         name: Folder or Hub name of a checkpoint.
         kind: "stable_diffusion" (conv_in is doubled), "pipeline" (Marigold's or ours; it keeps its schedule), or
             "components": a new U-Net from `unet`, with the VAE of the pipeline folder or VAE folder `name`.
-        noise_family: point, gaussian, mixture, low_rank, low_rank_mixture or sample. A pipeline that has a law already
-            keeps it; the family, number of components and rank given here must then be its own.
+        noise_family: point, gaussian, mixture, low_rank, low_rank_mixture or sample. A pipeline that has a variance
+            head keeps it; the family, number of components and rank given here must then be its own.
         num_components: Components of a mixture.
         rank: Rank of the low-rank families.
         eta: Stochasticity of sampling stored with the model, 0 DDIM .. 1 DDPM; None keeps what the start has.
@@ -53,8 +53,8 @@ class DataPart:
     """One data set.
 
     Args:
-        name: hypersim, vkitti2, nyu, kitti_eigen, eth3d, scannet, diode, folder, huggingface, procedural, latents, or
-            what `register_dataset` added.
+        name: hypersim, vkitti2, nyu, kitti_eigen, eth3d, scannet, diode, folder, huggingface, scenes, procedural,
+            latents, or what `register_dataset` added (see --import).
         root: Its folder or tar.
         filenames: Its filename list.
         probability: Share of the training samples.
@@ -69,7 +69,7 @@ class DataPart:
 
 
 def paper_data() -> list[DataPart]:
-    """The paper's training data, where docs/data.md puts them."""
+    """The paper's training data, where docs/depth/data.md puts them."""
     return [
         DataPart("hypersim", root="data/hypersim/train", probability=0.9),
         DataPart("vkitti2", root="data/vkitti2", probability=0.1),
@@ -83,17 +83,17 @@ class ValidationConfig:
     Args:
         data: The data set; None turns validation off.
         num_samples: How many of its first samples.
-        mode: "ensemble", "trajectory", or None for depth alone.
-        num_members: Members.
-        num_steps: Denoising steps.
+        uncertainty: "ensemble", "trajectory", or None for depth alone.
+        ensemble_size: Members.
+        num_inference_steps: Denoising steps.
         num_pictures: Sheets to draw.
     """
 
     data: DataPart | None = None
     num_samples: int = 16
-    mode: Literal["ensemble", "trajectory"] | None = None
-    num_members: int = 8
-    num_steps: int = 4
+    uncertainty: Literal["ensemble", "trajectory"] | None = None
+    ensemble_size: int = 8
+    num_inference_steps: int = 4
     num_pictures: int = 4
 
 
@@ -102,12 +102,12 @@ class DepthTrainConfig:
     """Finetune a depth model with uncertainty.
 
     Args:
-        start: Where the weights come from and which law they shall predict.
+        start: Where the weights come from, and which distribution they learn to predict.
         data: Data sets, mixed by probability.
         epoch_length: Samples per epoch of the mixture; None: all sets together, and at least one batch.
         transform: Crops, flips and colour changes.
         objective: What is minimised.
-        trainable: "full", "head" (only the new output channels; the mean of the law stays) or "lora".
+        trainable: "full", "head" (only the new output channels; the prediction stays) or "lora".
         lora_rank: Rank of the adapters.
         validation: Held-out pictures.
         training: The loop.
@@ -118,7 +118,7 @@ class DepthTrainConfig:
     data: list[DataPart] = field(default_factory=paper_data)
     epoch_length: int | None = None
     transform: DepthTransform = field(default_factory=DepthTransform)
-    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    objective: ObjectiveConfig = field(default_factory=lambda: ObjectiveConfig(noise_strength=0.9))
     trainable: Literal["full", "head", "lora"] = "full"
     lora_rank: int = 16
     validation: ValidationConfig = field(default_factory=ValidationConfig)
@@ -129,4 +129,4 @@ class DepthTrainConfig:
         if self.trainable == "head" and self.training.optimizer.weight_decay:
             raise ValueError("trainable='head' must not touch the prediction, but weight_decay shrinks it: set it to 0")
         if self.trainable == "lora" and self.lora_rank < 1:
-            raise ValueError(f"lora_rank is at least 1; got {self.lora_rank}")
+            raise ValueError(f"lora_rank must be at least 1; got {self.lora_rank}")

@@ -165,15 +165,17 @@ class DepthRecord:
     depth: np.ndarray  # (h, w)
     uncertainty: np.ndarray | None = None  # (h, w) standard deviation, as is epistemic
     epistemic: np.ndarray | None = None
-    quantiles: np.ndarray | None = None  # (Q, h, w)
-    quantile_levels: tuple[float, ...] = ()
+    interval: np.ndarray | None = None  # (2, h, w), lower and upper end
+    coverage: float | None = None  # of the interval
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.image.ndim != 3 or self.image.shape[2] != 3 or self.image.dtype != np.uint8:
             raise ValueError(f"image must be (H, W, 3) uint8, but is {self.image.shape} {self.image.dtype}")
-        if len(self.quantile_levels) != (0 if self.quantiles is None else len(self.quantiles)):
-            raise ValueError(f"quantiles need one level each, but the levels are {self.quantile_levels}")
+        if (self.interval is None) != (self.coverage is None):
+            raise ValueError("an interval needs its coverage, and a coverage its interval; got one of them")
+        if self.interval is not None and len(self.interval) != 2:
+            raise ValueError(f"an interval must have shape (2, h, w); got {self.interval.shape}")
         for name, layer in self.layers.items():
             if as_map(layer, name).shape != self.depth.shape:
                 raise ValueError(f"{name} has shape {layer.shape}, but depth has {self.depth.shape}")
@@ -181,11 +183,10 @@ class DepthRecord:
 
     @property
     def layers(self) -> dict[str, np.ndarray]:
-        """The maps that are present, by name: depth, uncertainty, epistemic, q0.05, ..."""
+        """The maps that are present, by name: depth, uncertainty, epistemic, lower, upper."""
         maps = {"depth": self.depth, "uncertainty": self.uncertainty, "epistemic": self.epistemic}
-        quantiles = () if self.quantiles is None else self.quantiles
-        levels = {f"q{level:g}": layer for level, layer in zip(self.quantile_levels, quantiles, strict=True)}
-        return {name: layer for name, layer in maps.items() if layer is not None} | levels
+        ends = {} if self.interval is None else {"lower": self.interval[0], "upper": self.interval[1]}
+        return {name: layer for name, layer in maps.items() if layer is not None} | ends
 
     @property
     def units(self) -> str:
@@ -245,10 +246,10 @@ def _write_tiff(job: _Job) -> None:
 
 
 def _write_npz(job: _Job) -> None:
-    maps = {name: getattr(job.record, name) for name in ("depth", "uncertainty", "epistemic", "quantiles")}
+    maps = {name: getattr(job.record, name) for name in ("depth", "uncertainty", "epistemic", "interval")}
     arrays = {name: np.asarray(values, dtype=np.float32) for name, values in maps.items() if values is not None}
-    levels = {"quantile_levels": np.array(job.record.quantile_levels)} if "quantiles" in arrays else {}
-    save_npz(job.path, overwrite=job.overwrite, **arrays, **levels, metadata=job.note)
+    level = {} if job.record.coverage is None else {"coverage": np.array(job.record.coverage)}
+    save_npz(job.path, overwrite=job.overwrite, **arrays, **level, metadata=job.note)
 
 
 def _write_color(job: _Job) -> None:

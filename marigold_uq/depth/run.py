@@ -11,9 +11,10 @@ from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from diffusers.models.modeling_utils import ModelMixin
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 
+from marigold_uq.commands.runner import Invocation
 from marigold_uq.component_config import store_in_config
 from marigold_uq.depth.config import DataPart, DepthTrainConfig, StartConfig
-from marigold_uq.depth.data import AugmentedDataset, MixtureDataset, build_dataset
+from marigold_uq.depth.data import AugmentedDataset, LatentShards, MixtureDataset, build_dataset
 from marigold_uq.depth.task import DepthTask
 from marigold_uq.depth.validation import DepthValidation
 from marigold_uq.models.prompt_embedding import PromptEmbedding
@@ -32,6 +33,11 @@ SCHEDULE = {
 }
 """Stable Diffusion 2's schedule, for networks that start from nothing."""
 DEFAULTS: dict[str, Any] = {"default_denoising_steps": 4, "default_processing_resolution": 768}
+
+
+def run_training(config: DepthTrainConfig, invocation: Invocation) -> int:
+    """The command `train/train_depth.py`: 0 when finished, 3 when interrupted (the same command resumes)."""
+    return 0 if train_depth(config, invocation.config).finished else 3
 
 
 def train_depth(config: DepthTrainConfig, config_text: str = "") -> TrainingResult:
@@ -86,20 +92,20 @@ def start_pipeline(start: StartConfig, *, seed: int = 0) -> MarigoldUQDepthPipel
 
 
 def give_family(pipeline: MarigoldUQDepthPipeline, start: StartConfig, seed: int) -> None:
-    """Widen a point pipeline for its family; one that has a law already must have the one asked for."""
+    """Add a head to a point pipeline; a pipeline that has one already must have the one asked for."""
     asked = {name: getattr(start, name) for name in ("noise_family", "num_components", "rank")}
     has = {name: pipeline.scheduler.config[name] for name in asked}
     if has["noise_family"] == "point":
         pipeline.with_family(**asked, initial_scale=start.initial_scale, seed=seed)
     elif has != asked:
         raise ValueError(
-            f"{start.name} has the law {has} already, but start asks for {asked}: give its own noise_family, "
+            f"{start.name} has the head {has} already, but start asks for {asked}: give its own noise_family, "
             "num_components and rank, or start from a point model"
         )
 
 
 def forget_calibration(pipeline: MarigoldUQDepthPipeline) -> None:
-    """tau and conformal factors belong to weights that are about to change."""
+    """Tau, kappa and intervals belong to weights that are about to change."""
     pipeline.register_to_config(calibration=None)
     store_in_config(pipeline.scheduler, tau=1.0)
 
@@ -134,25 +140,17 @@ def training_data(config: DepthTrainConfig) -> Ordered:
     """The mixture of all parts with its augmentation, read in order; ready-made latents come as they are."""
     if not config.data:
         raise ValueError("no training data: give at least one entry under `data`, for instance {name: hypersim, ...}")
-    parts = [build_part(part) for part in config.data]
+    parts = [open_part(part) for part in config.data]
     seed = config.training.seed
     length = config.epoch_length or max(config.training.batch_size, sum(len(part) for part in parts))
     mixture = MixtureDataset(parts, [part.probability for part in config.data], length, seed)
-    if any(part.name == "latents" for part in config.data):
+    if any(isinstance(part, LatentShards) for part in parts):
         return mixture
     return AugmentedDataset(mixture, config.transform, seed)
 
 
-def build_part(part: DataPart) -> Any:
-    """A data set by name; our scenes and ready-made latents beside the published ones."""
-    if part.name == "procedural":
-        from marigold_uq.depth.scenes import ProceduralScenes
-
-        return ProceduralScenes(**part.options)
-    if part.name == "latents":
-        from marigold_uq.depth.data.shards import LatentShards
-
-        return LatentShards(Path(str(part.root)), **part.options)
+def open_part(part: DataPart) -> Any:
+    """The data set that a config entry names."""
     return build_dataset(part.name, part.root, part.filenames, **part.options)
 
 
@@ -160,4 +158,4 @@ def make_validation(config: DepthTrainConfig, accelerator: Accelerator) -> Depth
     """Scores and sheets of held-out pictures, shared out over the processes."""
     if config.validation.data is None:
         return None
-    return DepthValidation(build_part(config.validation.data), config.validation, accelerator)
+    return DepthValidation(open_part(config.validation.data), config.validation, accelerator)

@@ -48,12 +48,12 @@ class DepthValidation:
         return score_sample(output, sample, kind)
 
     def _predict(self, pipeline: MarigoldUQDepthPipeline, sample: dict[str, Any]) -> MarigoldUQDepthOutput:
-        mode = self.config.mode
+        mode = self.config.uncertainty
         output = pipeline(
             sample["image"],
-            num_inference_steps=self.config.num_steps,
+            num_inference_steps=self.config.num_inference_steps,
             processing_resolution=0,
-            ensemble_size=self.config.num_members if mode else 1,
+            ensemble_size=self.config.ensemble_size if mode else 1,
             uncertainty=mode,
             output_samples=True,
             output_type="pt",

@@ -1,21 +1,23 @@
-"""Choose the number of steps, the colour of the noise, tau and kappa on validation windows never seen in training.
+"""Calibrate a forecast model on validation windows never seen in training, in four stages.
 
-All candidates roll out from the same windows with the same random numbers and are compared by the fair CRPS after the
-best kappa of each lead time, averaged over lead times in units of the first candidate's, so that late leads, whose
-errors are larger, do not decide alone. One step ahead would not do: the CRPS sees each point by itself, and whether
-members are as smooth as the truth shows only once they are fed back. Several tau are tried for the winner alone.
-The winner and its kappas, smoothed over lead times, are stored in the pipeline. Where the model knows the season, the
-mean forecast of each lead time is first damped towards the season's mean, by least squares; there every candidate with
-kappas has its dampings too, and with the training part at hand the stored spread also gets a share of the season's own.
-Last, on trajectories that took part in none of this, intervals get the half width that conformal risk control asks for.
+1. `choose_settings`: rollouts from the same windows with the same random numbers, for several numbers of steps, then
+   for several tau with the best of them. Settings are compared by the fair CRPS after the best kappa of each lead time.
+   Each lead time counts in units of the first setting's CRPS, so that late ones, whose errors are larger, do not decide
+   alone. One step ahead would not do: the CRPS sees each point by itself. Whether samples are as smooth as the truth
+   shows only once they are fed back.
+2. `fit_factors`: kappas, smoothed over lead times. Where the model knows the season, the mean forecast is first damped
+   towards the season's mean, and with the training part at hand the spread also gets a share of the season's own.
+3. `fit_intervals`: half widths by conformal risk control, on trajectories that took part in none of this.
+4. `pipeline.calibrate` keeps the result.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,23 +27,32 @@ from torch import Tensor
 from torch.utils.data import default_collate
 from tqdm.auto import tqdm
 
-from marigold_uq.calibration import Calibration, conformal_images, residual_ratio
-from marigold_uq.denoising import predict_noise
-from marigold_uq.distributions import GaussianDistribution
-from marigold_uq.field.calibration_windows import allot_windows, untouched_windows
-from marigold_uq.field.config import FieldData
+from marigold_uq.calibration import (
+    Calibration,
+    IntervalGrid,
+    choose_tau,
+    interval_grid_images,
+    residual_ratio,
+    stack_grids,
+)
+from marigold_uq.field.config import read_config
 from marigold_uq.field.data import FieldSequences, Transitions
+from marigold_uq.field.encoding import fit_season, require_data
 from marigold_uq.field.forecasters import PipelineForecaster, Precision, load_quietly
-from marigold_uq.field.lead_factors import best_blends, best_dampings, best_kappas, smooth
-from marigold_uq.field.scores import independent_groups
+from marigold_uq.field.lead_factors import Factors, best_blends, best_dampings, best_kappas, smooth
+from marigold_uq.field.scores import independent_groups, spread_windows
 from marigold_uq.field.splits import open_split, target_hours
-from marigold_uq.models.noise_color import NoiseColor
-from marigold_uq.models.season import Season
+from marigold_uq.files import atomic_folder, fingerprint
+from marigold_uq.metrics import crps
 from marigold_uq.pipelines.field import FieldForecastPipeline
-from marigold_uq.pipelines.field.output import damp
+from marigold_uq.pipelines.field.output import damp, stretch
+from marigold_uq.results import write_json
+
+__all__ = ["CalibrationOptions", "Candidate", "calibrate_field", "calibrate_run", "calibration_settings"]
 
 LARGEST = 1e18
-"""Members beyond it, whose squares single precision does not hold, have diverged."""
+"""Samples beyond it, whose squares single precision does not hold, have diverged."""
+TAU_BOUNDS = (0.02, 4.0)
 
 
 @dataclass(frozen=True)
@@ -50,70 +61,62 @@ class CalibrationOptions:
 
     Args:
         steps: Numbers of denoising steps to compare, beside those that the model takes by default.
-        num_windows: Validation windows behind the choice of steps, colour and tau.
+        tau_evaluations: Rollouts that the search for tau may take, at least 4; 0 leaves tau at 1.
+        num_windows: Validation windows behind the choice of steps and tau.
         fit_windows: Validation windows behind the stored kappas and dampings, which need more: with too few their noise
             is larger than what they correct.
-        num_members: Members behind the kappas, which hold for as many.
-        choice_members: Members behind the choice of steps, colour and tau; the fair CRPS needs few.
-        taus: Tried beside 1.
         interval_windows: Validation windows behind the intervals, which no choice has seen; 0 leaves intervals out. The
             unit is the trajectory, of a single record ten days: fewer than 19 units promise no 95 %.
-        coverage: What the intervals promise: the expected share of points inside.
-        color: Also try coloured noise, for family "gaussian".
+        ensemble_size: Samples behind the kappas and intervals, which hold for as many.
+        choice_size: Samples behind the choice of steps and tau; the fair CRPS needs few.
         num_leads: Lead times of the rollouts; one for a model that cannot be rolled out.
-        seed: Of the members.
-        max_batch_size: Chains per network call.
+        seed: Of the samples.
+        batch_size: Chains per network call.
         mixed_precision: "no", "bf16" or "fp16", of the network.
     """
 
     steps: list[int] = field(default_factory=lambda: [1, 2, 5])
+    tau_evaluations: int = 6
     num_windows: int = 24
     fit_windows: int = 64
-    num_members: int = 40
-    choice_members: int = 16
-    taus: list[float] = field(default_factory=lambda: [0.03, 0.1, 0.3, 0.6, 2.0])
     interval_windows: int = 128
-    coverage: float = 0.95
-    color: bool = True
+    ensemble_size: int = 40
+    choice_size: int = 16
     num_leads: int = 10
     seed: int = 1
-    max_batch_size: int = 128
+    batch_size: int = 128
     mixed_precision: Precision = "no"
 
     def __post_init__(self) -> None:
-        if not 0 < self.coverage < 1:
-            raise ValueError(f"coverage is a share within (0, 1), 0.95 for 95 %; got {self.coverage}")
-        counts = {name: getattr(self, name) for name in ("num_windows", "fit_windows", "num_leads", "max_batch_size")}
-        wrong = {name: count for name, count in counts.items() if count < 1}
-        members = {name: getattr(self, name) for name in ("num_members", "choice_members")}
-        wrong |= {name: count for name, count in members.items() if count < 3}
-        if wrong or self.interval_windows < 0:
-            raise ValueError(
-                f"{', '.join(counts)} are at least 1, {', '.join(members)} at least 3, interval_windows not negative; "
-                f"got {wrong or self.interval_windows}"
-            )
+        least = {"num_windows": 1, "fit_windows": 1, "num_leads": 1, "batch_size": 1, "interval_windows": 0}
+        least |= {"ensemble_size": 3, "choice_size": 3}
+        wrong = {name: getattr(self, name) for name, bound in least.items() if getattr(self, name) < bound}
+        if wrong:
+            bounds = ", ".join(f"{name} at least {least[name]}" for name in wrong)
+            raise ValueError(f"must be: {bounds}; got {wrong}")
+        if self.tau_evaluations != 0 and self.tau_evaluations < 4:
+            raise ValueError(f"tau_evaluations must be 0 or at least 4; got {self.tau_evaluations}")
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One setting, with its kappas and dampings, and its CRPS, each per lead time.
+    """A setting and its scores: means over lead times of the CRPS in units of the first candidate's.
 
-    `score` is the mean over lead times of the CRPS in units of the first candidate's; where a rollout has left the
-    numbers, it is infinite and there is nothing per lead time.
+    Args:
+        steps: Denoising steps.
+        tau: Of the scheduler.
+        score_alone: Without kappas; infinite where the rollout diverged.
+        score: With the best kappa (and damping) of each lead time.
     """
 
-    name: str
     steps: int
     tau: float
-    colored: bool
-    kappas: tuple[float, ...] = ()
-    dampings: tuple[float, ...] | None = None
-    lead_crps: tuple[float, ...] = ()
+    score_alone: float = math.inf
     score: float = math.inf
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it, which knows no infinity."""
-        return {**vars(self), "score": self.score if math.isfinite(self.score) else None}
+        return {name: value if math.isfinite(value) else None for name, value in asdict(self).items()}
 
 
 class Rollouts(NamedTuple):
@@ -125,24 +128,34 @@ class Rollouts(NamedTuple):
     expected: Tensor | None
 
 
-class Fit(NamedTuple):
-    """The best dampings and kappas of each lead time, and its CRPS with and without them."""
-
-    dampings: tuple[float, ...] | None
-    kappas: tuple[float, ...]
-    after: tuple[float, ...]
-    before: tuple[float, ...]
-
-
-def calibrate_model(
-    folder: Path, data: FieldData, options: CalibrationOptions, *, device: str = "cpu", verbose: bool = False
-) -> tuple[FieldForecastPipeline, dict[str, Any]]:
-    """The pipeline in a folder, calibrated on the validation part of the data that it was trained with."""
-    split, pipeline = open_split(data), load_quietly(folder).to(device)
-    pipeline.encoder.require_data(split.validation)
-    hours = target_hours(data)
+def calibrate_run(
+    run: Path, options: CalibrationOptions, *, device: str = "cpu", verbose: bool = False
+) -> dict[str, Any]:
+    """Calibrate RUN/model on the validation part of its data: RUN/calibrated and, last, RUN/calibration.json."""
+    config_file, model = run / "config.yaml", run / "model"
+    if not config_file.exists() or not model.exists():
+        raise FileNotFoundError(f"{run} is not a finished training: it has no config.yaml or no model folder")
+    for name in ("calibrated", "calibration.json"):
+        if (run / name).exists():
+            raise FileExistsError(f"{run / name} exists: remove it to calibrate again")
+    config, _ = read_config(["--config", str(config_file)])
+    split, pipeline = open_split(config.data), load_quietly(model).to(device)
+    require_data(pipeline.encoder, split.validation)
+    hours = target_hours(config.data)
     found = calibrate_field(pipeline, split.validation, options, train=split.train, target_hours=hours, verbose=verbose)
-    return pipeline, found
+    found |= {"seed": config.training.seed, "settings": calibration_settings(run, options)}
+    with atomic_folder(run / "calibrated") as temporary:
+        pipeline.save_pretrained(temporary)
+    write_json(run / "calibration.json", found)
+    return found
+
+
+def calibration_settings(run: Path, options: CalibrationOptions) -> dict[str, Any]:
+    """What a calibration of RUN/model depends on, as JSON has it."""
+    return {
+        **{one.name: getattr(options, one.name) for one in fields(CalibrationOptions)},
+        "model": fingerprint(run / "model"),
+    }
 
 
 def calibrate_field(
@@ -154,234 +167,226 @@ def calibrate_field(
     target_hours: Sequence[int] | None = None,
     verbose: bool = False,
 ) -> dict[str, Any]:
-    """Compare the candidates, store the best in the pipeline, and return all of them as plain numbers.
+    """Calibrate the pipeline in place, and return what was compared and chosen as plain numbers.
 
     `train` is what the model was trained with; a model that knows the season learns from it what else is usual then.
     `verbose` shows a progress bar.
     """
-    pipeline.set_calibration(Calibration())
     config = pipeline.encoder.config
-    season = None if train is None or not config.seasonal else Season.fit(pipeline.encoder, train).to(pipeline.device)
+    season = fit_season(pipeline.encoder, train).to(pipeline.device) if train is not None and config.seasonal else None
     pipeline.register_modules(noise_color=None, season=season)
     leads = options.num_leads if list(config.targets) == list(config.variables) else 1
     windows = Transitions(validation, num_history=config.num_history, num_leads=leads, target_hours=target_hours)
     allotted = allot_windows(options.num_windows, options.fit_windows, options.interval_windows, len(windows))
-    rollouts = _rollouts(pipeline, windows, allotted.scored)
-    coloured = options.color and _is_gaussian(pipeline)
-    color = fit_color(pipeline, windows, allotted.color, options.seed) if coloured else None
-    comparison = _Comparison(pipeline, rollouts, options, color)
-    with tqdm(total=comparison.num_settings, desc="settings", disable=not verbose) as comparison.bar:
-        best = comparison.run()
-    pipeline.register_modules(noise_color=color if best.colored else None)
+    best, candidates = choose_settings(pipeline, open_rollouts(pipeline, windows, allotted.scored), options, verbose)
     chosen = Calibration(
-        tau=best.tau, num_steps=best.steps, num_members=options.num_members, note=f"{best.name} on {validation.source}"
+        tau=best.tau,
+        num_inference_steps=best.steps,
+        ensemble_size=options.ensemble_size,
+        note=f"validation part of {validation.source}",
     )
-    pipeline.set_calibration(chosen)
-    rollouts = _rollouts(pipeline, windows, allotted.fitted)
-    members = _members(pipeline, rollouts, options, best.steps, options.num_members)
-    if _has_diverged(members):
-        raise FloatingPointError(
-            f"{best.name}, {best.steps} steps: rollouts of {len(rollouts.ids)} windows diverge: train more"
-        )
-    factors = _fit_factors(pipeline, members, rollouts)
-    pipeline.set_calibration(chosen, *factors)
-    scales, num_units = _interval_scales(pipeline, windows, untouched_windows(windows, allotted), options, best.steps)
-    if scales is not None:
-        chosen = replace(chosen, conformal_scale=tuple(scales), coverage=options.coverage, num_calibration=num_units)
-        pipeline.set_calibration(chosen, *factors)
+    factors = fit_factors(pipeline, open_rollouts(pipeline, windows, allotted.fitted), chosen, options)
+    grid, num_units = fit_intervals(pipeline, windows, untouched_windows(windows, allotted), factors, options)
+    final = replace(factors.calibration, interval=grid, num_calibration=num_units if grid else 0)
+    _keep(pipeline, replace(factors, calibration=final))
     return {
-        "candidates": [one.to_dict() for one in comparison.candidates],
+        "candidates": [one.to_dict() for one in candidates],
         "best": best.to_dict(),
-        "lead_kappas": factors.kappas,
+        "calibration": final.to_dict(),
         "lead_dampings": factors.dampings,
         "lead_season_shares": factors.shares,
-        "lead_interval_scales": scales,
         "num_interval_units": num_units,
     }
 
 
-class Factors(NamedTuple):
-    """What the pipeline applies at each lead time."""
-
-    kappas: list[float]
-    dampings: list[float] | None
-    shares: list[float] | None
-
-
-def _fit_factors(pipeline: FieldForecastPipeline, members: Tensor, rollouts: Rollouts) -> Factors:
-    """Dampings where the season is known, then kappas, with shares of the season's spread where it was fitted."""
-    expected, target = rollouts.expected, rollouts.target
-    dampings = None if expected is None else smooth(best_dampings(members, target, expected))
-    members = _damped(members, dampings, rollouts)
-    if pipeline.season is None:
-        return Factors(smooth(best_kappas(members, target)[0]), dampings, None)
-    usual = pipeline.season_deviations(np.asarray(rollouts.batch["time"]), target.shape[1])
-    kappas, shares = best_blends(members, target, usual)
-    return Factors(kappas, dampings, shares)
-
-
-def _interval_scales(
-    pipeline: FieldForecastPipeline,
-    windows: Transitions,
-    ids: list[int],
-    options: CalibrationOptions,
-    steps: int,
-) -> tuple[list[float] | None, int]:
-    """Half widths in spreads, one per lead time, and the number of independent units behind them.
-
-    The share of a window's points outside is its loss, and the unit is what is independent: the trajectory, or ten days
-    of a record. None where there are too few units for the promise, or no spread to scale.
-    """
-    groups = independent_groups(windows, ids)
-    num_units, alpha = len(set(groups)), round(1 - options.coverage, 12)
-    if math.isinf(conformal_images([torch.zeros(1)] * len(ids), alpha, groups=groups, too_few="inf")):
-        return None, num_units
-    rollouts = _rollouts(pipeline, windows, ids)
-    members = _members(pipeline, rollouts, options, steps, options.num_members)
-    if _has_diverged(members):
-        raise FloatingPointError(f"{steps} steps: rollouts of {len(ids)} windows for intervals diverge: train more")
-    ratios = residual_ratio(members.mean(0), members.std(0), rollouts.target)  # (B, L, C, *space)
-    scales = [conformal_images(ratios[:, lead], alpha, groups=groups) for lead in range(ratios.shape[1])]
-    return (scales if all(math.isfinite(scale) for scale in scales) else None), num_units
-
-
-def _rollouts(pipeline: FieldForecastPipeline, windows: Transitions, ids: list[int]) -> Rollouts:
-    batch = default_collate([windows[index] for index in ids])
-    times = np.asarray(batch["time"])
-    expected = pipeline.expected_states(times, windows.num_leads) if pipeline.encoder.config.seasonal else None
-    return Rollouts(batch, ids, pipeline.encoder.select_targets(batch["future"]), expected)
-
-
-def _is_gaussian(pipeline: FieldForecastPipeline) -> bool:
-    return pipeline.scheduler.family is GaussianDistribution
+def choose_settings(
+    pipeline: FieldForecastPipeline, rollouts: Rollouts, options: CalibrationOptions, verbose: bool = False
+) -> tuple[Candidate, list[Candidate]]:
+    """The best number of steps at tau = 1, then the best tau for it; and everything that was compared."""
+    own = pipeline.config.default_denoising_steps
+    last = pipeline.scheduler.config.num_train_timesteps
+    steps = sorted({min(number, last) for number in (*options.steps, own or last)})
+    candidates: list[Candidate] = []
+    with tqdm(total=len(steps) + options.tau_evaluations, desc="settings", disable=not verbose) as bar:
+        compare = _Comparison(pipeline, rollouts, options, candidates, bar)
+        for number in steps:
+            compare(number, 1.0)
+        best = min(candidates, key=lambda one: one.score)
+        if math.isinf(best.score):
+            raise FloatingPointError(f"none of {len(candidates)} settings rolls out to finite states: train more")
+        if options.tau_evaluations and not compare.ignores_tau(best.steps):
+            compare.search_tau(best.steps)
+    return min(candidates, key=lambda one: one.score), candidates
 
 
 class _Comparison:
-    """The candidates of a model: numbers of steps and colours, then several tau for the best of them."""
+    """Rollouts of settings, scored without and with kappas; each setting is rolled out once."""
 
     def __init__(
         self,
         pipeline: FieldForecastPipeline,
         rollouts: Rollouts,
         options: CalibrationOptions,
-        color: NoiseColor | None,
+        candidates: list[Candidate],
+        bar: Any,
     ) -> None:
-        self.pipeline, self.rollouts, self.options, self.color = pipeline, rollouts, options, color
-        self.candidates: list[Candidate] = []
-        self._unit: tuple[float, ...] = ()
-        last, own = pipeline.scheduler.config.num_train_timesteps, pipeline.config.default_num_inference_steps
-        self.steps = sorted({min(steps, last) for steps in (*options.steps, own or last)})
-        self.bar = tqdm(disable=True)
+        self.pipeline, self.rollouts, self.options, self.candidates, self.bar = (
+            pipeline, rollouts, options, candidates, bar,
+        )  # fmt: skip
+        self.unit: Tensor | None = None  # (L,): the CRPS of the first candidate that stays finite
+        self.samples = lru_cache(maxsize=4)(self._samples)  # the search for tau asks for tau = 1 again
 
-    @property
-    def num_settings(self) -> int:
-        """Rollouts that are made at most."""
-        return len(self.steps) * (1 if self.color is None else 2) + len(self.options.taus)
+    def __call__(self, steps: int, tau: float) -> Tensor:
+        """Samples with the best kappas, (M, B, L, C, *space); the setting becomes a candidate."""
+        samples, target = self.samples(steps, tau), self.rollouts.target
+        if _has_diverged(samples):
+            self.candidates.append(Candidate(steps, tau))
+            return torch.full_like(samples, math.sqrt(LARGEST))
+        alone = _lead_means(crps(samples, target))
+        if self.unit is None:
+            self.unit = alone
+        if self.rollouts.expected is not None:
+            dampings = best_dampings(samples, target, self.rollouts.expected)
+            samples = damp(samples, dampings, self.rollouts.expected)
+        samples = stretch(samples, best_kappas(samples, target))
+        after = _lead_means(crps(samples, target))
+        scores = [float((lead_scores / self.unit).mean()) for lead_scores in (alone, after)]
+        self.candidates.append(Candidate(steps, tau, *scores))
+        return samples
 
-    def run(self) -> Candidate:
-        """The best candidate of those that have kappas."""
-        for steps in self.steps:
-            for colored in [False] if self.color is None else [False, True]:
-                self._try(steps, 1.0, colored, ("as it is", "kappa"))
-        best = self._best()
-        plain = next(one for one in self.candidates if (one.steps, one.colored) == (best.steps, best.colored))
-        for tau in self.options.taus:
-            if self._try(best.steps, tau, best.colored, ("tau", "tau and kappa")).lead_crps == plain.lead_crps:
-                break  # a law without spread, in one step: there is nothing for tau to multiply
-        return self._best()
+    def ignores_tau(self, steps: int) -> bool:
+        """Whether there is nothing for tau to multiply: one step of a family without a spread."""
+        return torch.equal(self.samples(steps, 1.0), self.samples(steps, TAU_BOUNDS[0]))
 
-    def _best(self) -> Candidate:
-        best = min((one for one in self.candidates if one.name.endswith("kappa")), key=lambda one: one.score)
-        if math.isinf(best.score):
-            raise FloatingPointError(f"none of {len(self.candidates)} settings rolls out to finite states: train more")
-        return best
+    def search_tau(self, steps: int) -> None:
+        """Brent's search; every tau it asks for becomes a candidate."""
+        assert self.unit is not None
+        unit = self.unit.reshape(-1, *[1] * (self.rollouts.target.ndim - 2)).to(self.rollouts.target)
+        choose_tau(
+            lambda tau: self(steps, tau),
+            self.rollouts.target,
+            score=lambda samples, target: crps(samples, target) / unit,
+            bounds=TAU_BOUNDS,
+            max_evaluations=self.options.tau_evaluations,
+            tolerance=0.1,
+        )
 
-    def _try(self, steps: int, tau: float, colored: bool, names: tuple[str, str]) -> Candidate:
-        """A setting without and with kappas (and dampings) of its own; the one without is returned."""
-        self.pipeline.register_modules(noise_color=self.color if colored else None)
-        with _tau(self.pipeline, tau):
-            members = _members(self.pipeline, self.rollouts, self.options, steps, self.options.choice_members)
-        label = "coloured" if colored else "white"
-        plain, fitted = (Candidate(f"{label}, {name}", steps, tau, colored) for name in names)
-        if not _has_diverged(members):
-            fit = _fit(members, self.rollouts)
-            self._unit = self._unit or fit.before
-            ones = (1.0,) * len(fit.kappas)
-            plain = replace(plain, kappas=ones, lead_crps=fit.before, score=self._score(fit.before))
-            fitted = replace(
-                fitted, kappas=fit.kappas, dampings=fit.dampings, lead_crps=fit.after, score=self._score(fit.after)
-            )
-        self.candidates += [plain, fitted]
+    def _samples(self, steps: int, tau: float) -> Tensor:
+        _keep(self.pipeline, Factors(Calibration(tau=tau)))
         self.bar.update()
-        return plain
-
-    def _score(self, lead_crps: tuple[float, ...]) -> float:
-        return math.fsum(own / unit for own, unit in zip(lead_crps, self._unit, strict=True)) / len(self._unit)
+        return draw_samples(self.pipeline, self.rollouts, self.options, steps, self.options.choice_size)
 
 
-def _has_diverged(members: Tensor) -> bool:
-    return not bool((members.abs() < LARGEST).all())  # NaN is not below anything
+def fit_factors(
+    pipeline: FieldForecastPipeline, rollouts: Rollouts, chosen: Calibration, options: CalibrationOptions
+) -> Factors:
+    """Dampings where the season is known, then kappas, with shares of the season's spread where it was fitted."""
+    _keep(pipeline, Factors(chosen))
+    samples = _finite_samples(pipeline, rollouts, options)
+    expected, target = rollouts.expected, rollouts.target
+    dampings = None
+    if expected is not None:
+        dampings = smooth(best_dampings(samples, target, expected))
+        samples = damp(samples, dampings, expected)
+    if pipeline.season is None:
+        return Factors(replace(chosen, kappa=tuple(smooth(best_kappas(samples, target)))), dampings)
+    usual = pipeline.season_deviations(np.asarray(rollouts.batch["time"]), target.shape[1])
+    kappas, shares = best_blends(samples, target, usual)
+    return Factors(replace(chosen, kappa=tuple(kappas)), dampings, shares)
 
 
-def _fit(members: Tensor, rollouts: Rollouts) -> Fit:
-    """Dampings by least squares where the season is known, then kappas by the CRPS."""
-    kappas, after, before = best_kappas(members, rollouts.target)
-    if rollouts.expected is None:
-        return Fit(None, kappas, after, before)
-    dampings = best_dampings(members, rollouts.target, rollouts.expected)
-    kappas, after, _ = best_kappas(_damped(members, dampings, rollouts), rollouts.target)
-    return Fit(dampings, kappas, after, before)
+def fit_intervals(
+    pipeline: FieldForecastPipeline,
+    windows: Transitions,
+    ids: list[int],
+    factors: Factors,
+    options: CalibrationOptions,
+) -> tuple[IntervalGrid | None, int]:
+    """Half widths in standard deviations, one per lead time, and the number of independent units behind them.
+
+    The share of a window's points outside is its loss, and the unit is what is independent: the trajectory, or ten days
+    of a record. None where there are too few units for any promise, or no spread to scale.
+    """
+    groups = independent_groups(windows, ids)
+    if not groups:
+        return None, 0
+    _keep(pipeline, factors)
+    rollouts = open_rollouts(pipeline, windows, ids)
+    samples = _finite_samples(pipeline, rollouts, options)
+    ratios = residual_ratio(samples.mean(0), samples.std(0), rollouts.target)  # (B, L, C, *space)
+    grids = [interval_grid_images(ratios[:, lead], groups=groups) for lead in range(ratios.shape[1])]
+    return stack_grids(grids), len(set(groups))
 
 
-def _damped(members: Tensor, dampings: Sequence[float] | None, rollouts: Rollouts) -> Tensor:
-    if dampings is None or rollouts.expected is None:
-        return members
-    return damp(members, dampings, rollouts.expected)
+def _keep(pipeline: FieldForecastPipeline, factors: Factors) -> None:
+    pipeline.calibrate(factors.calibration, lead_dampings=factors.dampings, lead_season_shares=factors.shares)
 
 
-@contextmanager
-def _tau(pipeline: FieldForecastPipeline, tau: float) -> Iterator[None]:
-    """Within the block the pipeline samples with this tau."""
-    before = Calibration.from_dict(pipeline.config.calibration or {})
-    pipeline.set_calibration(Calibration(tau=tau))
-    try:
-        yield
-    finally:
-        pipeline.set_calibration(before)
+def open_rollouts(pipeline: FieldForecastPipeline, windows: Transitions, ids: list[int]) -> Rollouts:
+    """The windows of these numbers."""
+    batch = default_collate([windows[index] for index in ids])
+    times = np.asarray(batch["time"])
+    expected = pipeline.expected_states(times, windows.num_leads) if pipeline.encoder.config.seasonal else None
+    return Rollouts(batch, ids, pipeline.encoder.select_targets(batch["future"]), expected)
 
 
-def _members(
-    pipeline: FieldForecastPipeline, rollouts: Rollouts, options: CalibrationOptions, steps: int, num_members: int
+def draw_samples(
+    pipeline: FieldForecastPipeline, rollouts: Rollouts, options: CalibrationOptions, steps: int, ensemble_size: int
 ) -> Tensor:
     """(M, B, L, C, *space), from the same random numbers every time."""
     forecaster = PipelineForecaster(
         pipeline,
-        num_members=num_members,
-        num_steps=steps,
+        ensemble_size=ensemble_size,
+        num_inference_steps=steps,
         seed=options.seed,
-        max_batch_size=options.max_batch_size,
+        batch_size=options.batch_size,
         mixed_precision=options.mixed_precision,
     )
     return forecaster.forecast(rollouts.batch, rollouts.ids, rollouts.target.shape[1])
 
 
-@torch.no_grad()
-def fit_color(
-    pipeline: FieldForecastPipeline, windows: Transitions, indices: Sequence[int], seed: int = 1
-) -> NoiseColor:
-    """The spectrum of the standardised residual (o - mean) / std at every timestep, on held-out windows."""
-    encoder, scheduler = pipeline.encoder, pipeline.scheduler
-    batch = default_collate([windows[index] for index in indices])
-    history, future = (batch[name].to(pipeline.device) for name in ("history", "future"))
-    x_0 = encoder.encode_target(history[:, -1], future[:, 0])
-    denoiser = pipeline.denoiser(encoder.condition(history, batch["time"]))
-    color = NoiseColor(scheduler.config.num_train_timesteps, list(encoder.event_shape))
-    generator = torch.Generator().manual_seed(seed)
-    for timestep in range(scheduler.config.num_train_timesteps):
-        noise = torch.randn(x_0.shape, generator=generator).to(x_0)
-        timesteps = torch.full((len(x_0),), timestep, device=x_0.device)
-        x_t = scheduler.add_noise(x_0, noise, timesteps)
-        law = predict_noise(denoiser, scheduler, x_t, timesteps)
-        residual = (scheduler.training_target(x_0, noise, timesteps) - law.mean) / law.stddev
-        color.set_power(timestep, residual.cpu())
-    return color.to(pipeline.device)
+def _finite_samples(pipeline: FieldForecastPipeline, rollouts: Rollouts, options: CalibrationOptions) -> Tensor:
+    """As many samples as the calibration is for, with its number of steps."""
+    steps = pipeline.calibration_for().num_inference_steps
+    assert steps is not None
+    samples = draw_samples(pipeline, rollouts, options, steps, options.ensemble_size)
+    if _has_diverged(samples):
+        raise FloatingPointError(f"{steps} steps: rollouts of {len(rollouts.ids)} windows diverge: train more")
+    return samples
+
+
+def _has_diverged(samples: Tensor) -> bool:
+    return not bool((samples.abs() < LARGEST).all())  # NaN is not below anything
+
+
+def _lead_means(scores: Tensor) -> Tensor:
+    """(L,) of scores (B, L, C, *space)."""
+    return scores.double().transpose(0, 1).flatten(1).mean(1)
+
+
+class Windows(NamedTuple):
+    """Numbers of the windows that score settings, fit kappas, and calibrate intervals."""
+
+    scored: list[int]
+    fitted: list[int]
+    intervals: list[int]
+
+
+def allot_windows(num_scored: int, num_fitted: int, num_intervals: int, available: int) -> Windows:
+    """The data in 2 `num_scored` stretches: every other one scores and fits, those between calibrate intervals."""
+    stretches = 2 * max(1, min(num_scored, available // 2))
+    starts = [place * available // stretches for place in range(stretches)]  # those of `spread_windows`
+
+    def among(wanted: int, parity: int) -> list[int]:
+        """About `wanted` windows, evenly, of every other stretch."""
+        return [i for i in spread_windows(2 * wanted, available) if (bisect_right(starts, i) - 1) % 2 == parity]
+
+    scored = spread_windows(stretches, available)[::2]
+    return Windows(scored, among(max(num_fitted, num_scored), 0), among(num_intervals, 1) if num_intervals else [])
+
+
+def untouched_windows(windows: Transitions, allotted: Windows) -> list[int]:
+    """The windows for intervals without those of a trajectory (or ten days of a record) that took part in a choice."""
+    touched = set(independent_groups(windows, [*allotted.scored, *allotted.fitted]))
+    own = independent_groups(windows, allotted.intervals)
+    return [i for i, group in zip(allotted.intervals, own, strict=True) if group not in touched]

@@ -1,13 +1,17 @@
-"""Everything `train/train_field.py` can be told, as frozen dataclasses."""
+"""All options of `train/train_field.py`, as frozen dataclasses."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from marigold_uq.scores import SCORES
+from marigold_uq.commands.runner import parse_options
 from marigold_uq.training.config import OptimizerConfig, TrainingConfig
+from marigold_uq.training.objective import ObjectiveConfig
+
+__all__ = ["FieldData", "FieldModel", "FieldTrainConfig", "PdeData", "PlateauConfig", "WeatherData", "read_config"]
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ class FieldData:
 
 @dataclass(frozen=True)
 class FieldModel:
-    """The law, the schedule, the network and what it sees.
+    """The distribution family, the schedule, the network and what it sees.
 
     Args:
         noise_family: point, gaussian, mixture, low_rank, low_rank_mixture, cholesky (small grids) or sample.
@@ -97,7 +101,7 @@ class FieldModel:
         beta_end: Last beta (beta_T).
         zero_terminal_snr: Rescale the betas so that x_T is pure noise (not for epsilon).
         timestep_spacing: trailing starts at T for any number of steps.
-        default_num_inference_steps: Stored with the model; null takes all timesteps.
+        default_denoising_steps: Stored with the model; null takes all timesteps.
         initial_scale: Standard deviation the head starts with.
         targets: Predicted variables; null takes all.
         num_history: States the network sees.
@@ -118,7 +122,7 @@ class FieldModel:
     beta_end: float = 0.2
     zero_terminal_snr: bool = False
     timestep_spacing: Literal["leading", "trailing", "linspace"] = "trailing"
-    default_num_inference_steps: int | None = None
+    default_denoising_steps: int | None = None
     initial_scale: float = 0.5
     targets: list[str] | None = None
     num_history: int = 2
@@ -129,36 +133,9 @@ class FieldModel:
     unet: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        steps, last = self.default_num_inference_steps, self.num_train_timesteps
+        steps, last = self.default_denoising_steps, self.num_train_timesteps
         if steps is not None and not 1 <= steps <= last:
-            raise ValueError(f"default_num_inference_steps is between 1 and num_train_timesteps={last}; got {steps}")
-
-
-@dataclass(frozen=True)
-class FieldObjective:
-    """What is minimised.
-
-    Args:
-        score: crps, energy, kernel, log, projected or squared_error; null takes the family's own.
-        score_options: Arguments of the score.
-        adaptive_bandwidth: Kernel score: the bandwidth follows the running RMS of the residual at each timestep, and
-            the score is multiplied by it. With false give score_options bandwidth (and per_dimension: false for an
-            absolute one, as in the paper).
-        num_draws: Draws of the network per sample, for the family "sample".
-        uniform_timesteps: False gives half of the samples the last timestep, where few-step sampling starts.
-    """
-
-    score: str | None = None
-    score_options: dict[str, Any] = field(default_factory=dict)
-    adaptive_bandwidth: bool = True
-    num_draws: int = 3
-    uniform_timesteps: bool = True
-
-    def __post_init__(self) -> None:
-        if self.score is not None and self.score not in SCORES:
-            raise ValueError(f"unknown score {self.score!r}; choose one of {', '.join(sorted(SCORES))}")
-        if self.num_draws < 2:
-            raise ValueError(f"num_draws is at least 2, a fair score compares draws; got {self.num_draws}")
+            raise ValueError(f"default_denoising_steps must be between 1 and num_train_timesteps={last}; got {steps}")
 
 
 @dataclass(frozen=True)
@@ -175,7 +152,7 @@ class PlateauConfig:
 
     def __post_init__(self) -> None:
         if min(self.halve_after, self.stop_after) < 0:
-            raise ValueError(f"halve_after and stop_after are at least 0; got {self.halve_after}, {self.stop_after}")
+            raise ValueError(f"halve_after, stop_after must be at least 0; got {self.halve_after}, {self.stop_after}")
 
 
 def _field_training() -> TrainingConfig:
@@ -189,7 +166,7 @@ class FieldTrainConfig:
 
     Args:
         data: What is learned from.
-        model: The law, the schedule, the network.
+        model: The distribution family, the schedule, the network.
         objective: What is minimised.
         one_time_per_epoch: An epoch takes one random time of every trajectory (the paper), not all times.
         validation_samples: Held-out samples of the validation loss, always the same; 0 turns it off.
@@ -200,7 +177,7 @@ class FieldTrainConfig:
 
     data: FieldData
     model: FieldModel = field(default_factory=FieldModel)
-    objective: FieldObjective = field(default_factory=FieldObjective)
+    objective: ObjectiveConfig = field(default_factory=lambda: ObjectiveConfig(num_draws=3))
     one_time_per_epoch: bool = False
     validation_samples: int = 256
     plateau: PlateauConfig = field(default_factory=PlateauConfig)
@@ -211,3 +188,9 @@ class FieldTrainConfig:
         watched = self.plateau.halve_after or self.plateau.stop_after
         if watched and not (self.validation_samples and self.training.validate_every):
             raise ValueError("plateau looks at the validation loss: set validation_samples and training.validate_every")
+
+
+def read_config(arguments: Sequence[str]) -> tuple[FieldTrainConfig, str]:
+    """The config that these words of a command line mean, and its complete text; unknown keys are errors."""
+    config, invocation = parse_options("train/train_field.py", FieldTrainConfig, arguments)
+    return config, invocation.config

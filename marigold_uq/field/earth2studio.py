@@ -12,11 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marigold_uq.field.data.equation import FieldDataError
-from marigold_uq.field.data.sequences import require_grid
 from marigold_uq.field.data.weather import AXES
+from marigold_uq.models.field_grid import FieldDataError, require_grid
 from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.randomness import member_seed
+
+__all__ = ["Earth2StudioPrognostic"]
+
 
 Coordinates = OrderedDict[str, np.ndarray]
 """earth2studio's CoordSystem: dimension -> values, in the order of the tensor's axes."""
@@ -29,7 +31,7 @@ class Earth2StudioPrognostic:
 
     Every entry of the leading dimensions (ensemble, time, ...) is one member that draws from its own stream, which
     follows from the seed, the value of the ensemble coordinate, the date and the lead time alone: an ensemble needs no
-    perturbation of the initial state, and may be cut into mini-batches. Members are those of the sampler: kappa and
+    perturbation of the initial state, and may be cut into mini-batches. Samples are those of the sampler: kappa and
     damping, which stretch and move a whole ensemble, are not applied.
 
     Args:
@@ -52,12 +54,13 @@ class Earth2StudioPrognostic:
             raise ValueError("earth2studio's models live on latitude, longitude and dates; this pipeline does not")
         if list(config.targets) != list(config.variables):
             raise ValueError(f"a prognostic model predicts all it needs; this one only {list(config.targets)}")
+        kappas = list(pipeline.calibration_for().kappas)
         dampings, shares = pipeline.config.lead_dampings or [], pipeline.config.lead_season_shares or []
-        if any(factor != 1 for factor in [*pipeline.kappas, *dampings]) or any(shares):
+        if any(factor != 1 for factor in [*kappas, *dampings]) or any(shares):
             warnings.warn(
-                f"members come one by one, so what was calibrated for whole ensembles is not applied (kappas "
-                f"{pipeline.kappas}, dampings {dampings}, shares of the season's spread {shares}): give the finished "
-                "ensemble, without its initial state, to pipeline.calibrate_members",
+                f"samples come one by one, so what was calibrated for whole ensembles is not applied (kappas "
+                f"{kappas}, dampings {dampings}, shares of the season's spread {shares}): give the finished "
+                "ensemble, without its initial state, to pipeline.calibrate_samples",
                 stacklevel=2,
             )
         self.pipeline, self.seed, self.num_inference_steps = pipeline, seed, num_inference_steps

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,11 +12,10 @@ import torch
 from torch import Tensor
 
 from marigold_uq import plotting
-from marigold_uq.depth.evaluation.options import plain
-from marigold_uq.depth.evaluation.summary import as_json
 from marigold_uq.field import figures
-from marigold_uq.field.config import FieldData
+from marigold_uq.field.config import FieldData, read_config
 from marigold_uq.field.data import FieldSequences, Transitions, statistics_of
+from marigold_uq.field.encoding import require_data
 from marigold_uq.field.forecasters import (
     Climatology,
     Forecaster,
@@ -27,14 +23,17 @@ from marigold_uq.field.forecasters import (
     PipelineForecaster,
     Precision,
 )
-from marigold_uq.field.scores import accumulate_scores, independent_groups, spread_windows
+from marigold_uq.field.scores import accumulate_scores, as_json, independent_groups, spread_windows
 from marigold_uq.field.splits import FieldSplit, open_split, target_hours
-from marigold_uq.files import atomic_path, make_folder
+from marigold_uq.files import fingerprint, make_folder, require_same
 from marigold_uq.metrics import expected_coverage
 from marigold_uq.pipelines.field import FieldForecastPipeline
-from marigold_uq.results import versions
+from marigold_uq.results import METRICS_FILE, markdown_table, number, write_results
 
-METRICS_FILE, REPORT_FILE = "metrics.json", "report.md"
+__all__ = ["CURVES", "GROUPS", "MIN_SCALE_SHARE", "PAIRED", "SHOWN", "FieldEvaluation", "evaluate_field", "report"]
+
+
+REPORT_FILE = "report.md"
 SHOWN = ("rmse", "crps", "energy_score", "gaussian_nll", "coverage", "conformal_coverage", "spread_skill_ratio")
 CURVES = ("rmse", "crps", "coverage", "spread_skill_ratio")
 PAIRED, GROUPS = "crps_of_windows", "groups_of_windows"
@@ -47,72 +46,90 @@ class FieldEvaluation:
     """Score forecasts against what happened.
 
     Args:
+        run: Folder that train_field.py wrote: its data, and its calibrated model (else its model), are taken where
+            `data` and `model` are not given.
         data: The data the model was trained with; the part `split` is scored.
         model: Folder or Hub name of a pipeline; or "persistence" or "climatology".
         output: Folder of the results.
         targets: Variables that are scored; null takes those that the model predicts, or all for a baseline.
         num_history: States before the first future one of a window; null takes the model's, or 2 for a baseline.
         split: "test" or "validation".
-        members: Members of each forecast; coverage wants at least 39.
-        steps: Denoising steps; null takes the model's own number.
+        ensemble_size: Samples of each forecast; coverage of 95 % intervals needs at least 39.
+        num_inference_steps: Denoising steps; null takes the model's own number.
         num_one_step: Windows for the one-step scores.
         num_rollouts: Windows for the rollouts; 0 leaves them out.
         num_leads: Lead times of a rollout.
-        level: Of the interval behind coverage.
-        seed: Of all members.
-        max_batch_size: Chains per network call; never changes a result beyond rounding.
+        coverage: Of the intervals whose actual coverage is counted.
+        seed: Of all samples.
+        batch_size: Chains per network call; never changes a result beyond rounding.
         device: Where the network runs.
         mixed_precision: "no", "bf16" or "fp16", of the network.
         figures: Draw figures.
     """
 
-    data: FieldData
-    model: str = "persistence"
+    run: Path | None = None
+    data: FieldData | None = None
+    model: str | None = None
     output: Path = Path("runs/field/evaluation")
     targets: list[str] | None = None
     num_history: int | None = None
     split: Literal["test", "validation"] = "test"
-    members: int = 40
-    steps: int | None = None
+    ensemble_size: int = 40
+    num_inference_steps: int | None = None
     num_one_step: int = 64
     num_rollouts: int = 16
     num_leads: int = 10
-    level: float = 0.95
+    coverage: float = 0.95
     seed: int = 0
-    max_batch_size: int = 128
+    batch_size: int = 128
     device: str = "cpu"
     mixed_precision: Precision = "no"
     figures: bool = True
 
+    def resolved(self) -> FieldEvaluation:
+        """The same with data and model, which a run may have said."""
+        data, model = self.data, self.model
+        if self.run is not None:
+            config = self.run / "config.yaml"
+            if not config.exists():
+                raise FileNotFoundError(f"{self.run} is not a training run: it has no config.yaml")
+            data = data or read_config(["--config", str(config)])[0].data
+            calibrated = self.run / "calibrated"
+            model = model or str(calibrated if calibrated.exists() else self.run / "model")
+        if data is None or model is None:
+            raise ValueError("give `run`, or `data` and `model` (a folder, a Hub name, persistence or climatology)")
+        return replace(self, run=None, data=data, model=model)
+
 
 def evaluate_field(options: FieldEvaluation, *, command: str | None = None) -> dict[str, Any]:
     """Score, write the results to `options.output`, and return what metrics.json holds; finished ones are returned."""
+    options = options.resolved()
     path = options.output / METRICS_FILE
     if path.exists():
         stored = json.loads(path.read_text(encoding="utf-8"))
-        if stored["config"] != json.loads(json.dumps(plain(options))):
-            raise FileExistsError(f"{path} is of other options: remove it or choose another output")
-        if stored.get("fingerprint") != fingerprint(options.model):
-            raise FileExistsError(
-                f"{path} is of other weights or another calibration than {options.model} has now: remove it or choose "
-                "another output"
-            )
+        model = {"weights or calibration of the model": stored.get("fingerprint")}
+        now = {"weights or calibration of the model": model_fingerprint(options.model)}
+        require_same(path, {**stored["config"], **model}, {**as_plain(options), **now})
         return stored
-    split = open_split(options.data)
+    split = open_split(_data(options))
     forecaster = make_forecaster(options, split)
     results = score_split(forecaster, options, split)
-    return write_results(results, options, forecaster, split, command)
+    return _write(results, options, forecaster, split, command)
 
 
-def fingerprint(model: str | Path) -> str | None:
-    """SHA-256 of the configs and weights in a pipeline's folder; None for a baseline or a name on the Hub."""
-    if not Path(model).is_dir():
-        return None
-    digest = hashlib.sha256()
-    for path in sorted(path for path in Path(model).rglob("*") if path.suffix in (".json", ".safetensors", ".bin")):
-        digest.update(path.relative_to(model).as_posix().encode())
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
+def _data(options: FieldEvaluation) -> FieldData:
+    assert options.data is not None  # `resolved` checks it
+    return options.data
+
+
+def as_plain(options: Any) -> dict[str, Any]:
+    """A dataclass as JSON has it."""
+    return json.loads(json.dumps(asdict(options), default=str))
+
+
+def model_fingerprint(model: str | Path | None) -> str | None:
+    """A hash of a pipeline's folder; None for a baseline or a name on the Hub."""
+    return fingerprint(Path(model)) if model is not None and Path(model).is_dir() else None
 
 
 def make_forecaster(options: FieldEvaluation, split: FieldSplit) -> Forecaster:
@@ -120,18 +137,18 @@ def make_forecaster(options: FieldEvaluation, split: FieldSplit) -> Forecaster:
     if options.model == "persistence":
         return Persistence()
     if options.model == "climatology":
-        return Climatology(split.train, num_members=options.members, seed=options.seed)
+        return Climatology(split.train, ensemble_size=options.ensemble_size, seed=options.seed)
     pipeline = FieldForecastPipeline.from_pretrained(options.model).to(options.device)
-    pipeline.encoder.require_data(getattr(split, options.split))
+    require_data(pipeline.encoder, getattr(split, options.split))
     _check_model(options, pipeline)
     return PipelineForecaster(
         pipeline,
-        num_members=options.members,
-        num_steps=options.steps,
+        ensemble_size=options.ensemble_size,
+        num_inference_steps=options.num_inference_steps,
         seed=options.seed,
-        max_batch_size=options.max_batch_size,
+        batch_size=options.batch_size,
         mixed_precision=options.mixed_precision,
-        name=options.model,
+        name=options.model or "",
     )
 
 
@@ -167,7 +184,7 @@ def score_split(forecaster: Forecaster, options: FieldEvaluation, split: FieldSp
     for part, (num_leads, count) in leads.items():
         if count == 0:
             continue
-        hours = target_hours(options.data)
+        hours = target_hours(_data(options))
         windows = Transitions(sequences, num_history=history, num_leads=num_leads, target_hours=hours)
         ids = spread_windows(count, len(windows))
         found = accumulate_scores(
@@ -175,9 +192,9 @@ def score_split(forecaster: Forecaster, options: FieldEvaluation, split: FieldSp
             windows,
             ids,
             select_targets=select,
-            select_members=select if pipeline is None else lambda members: members,
+            select_samples=select if pipeline is None else lambda samples: samples,
             min_scale=MIN_SCALE_SHARE * spread,
-            level=options.level,
+            coverage=options.coverage,
         )
         table = found.samples()["crps"]
         results[part] = as_json(found.compute())
@@ -195,42 +212,36 @@ def _selector(train: FieldSequences, targets: Sequence[str]) -> Callable[[Tensor
     return lambda states: states.index_select(states.ndim - 1 - len(train.coordinates), channels)
 
 
-def write_results(
+def _write(
     results: Mapping[str, Mapping[str, Any]],
     options: FieldEvaluation,
     forecaster: Forecaster,
     split: FieldSplit,
     command: str | None,
 ) -> dict[str, Any]:
-    """metrics.json comes last and marks the end."""
+    """Figures, report, and metrics.json last."""
     one_step = {
         name: {key: _first(value) for key, value in entry.items()}
         for name, entry in results.get("one_step", {}).items()
         if name in SHOWN
     }
-    honest = expected_coverage(options.members, options.level) if options.members > 1 else None
-    metrics: dict[str, Any] = {
-        "format": "marigold_uq evaluation 1",
-        "task": "field",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": command,
-        "predictor": {"name": forecaster.name, "model": options.model, "members": options.members},
+    size = options.ensemble_size
+    facts: dict[str, Any] = {
+        "predictor": {"name": forecaster.name, "model": options.model, "ensemble_size": size},
         "data": {"name": split.test.source, "title": Path(split.test.source).stem},
         "num_samples": one_step["rmse"]["num_samples"] if one_step else 0,
-        "expected_coverage": honest,
+        "expected_coverage": expected_coverage(size, options.coverage) if size > 1 else None,
         "lead_time_step": split.test.time_step,
-        "metrics": one_step,
+        "fingerprint": model_fingerprint(options.model),
         **results,
-        "config": json.loads(json.dumps(plain(options))),
-        "fingerprint": fingerprint(options.model),
-        "versions": versions(),
     }
     make_folder(options.output)
     if options.figures:
-        draw_figures({forecaster.name: metrics}, options.output)
-    _write(options.output / REPORT_FILE, report({forecaster.name: metrics}))
-    _write(options.output / METRICS_FILE, json.dumps(metrics, indent=1, allow_nan=False) + "\n")
-    return metrics
+        draw_figures({forecaster.name: facts}, options.output)
+    reports = {REPORT_FILE: report({forecaster.name: facts})}
+    return write_results(
+        options.output, "field", one_step, command=command, config=as_plain(options), reports=reports, **facts
+    )
 
 
 def report(models: Mapping[str, Mapping[str, Any]], leads: Sequence[int] | None = None) -> str:
@@ -245,11 +256,11 @@ def report(models: Mapping[str, Mapping[str, Any]], leads: Sequence[int] | None 
 
 def table(models: Mapping[str, Mapping[str, Any]], part: str, lead: int) -> str:
     """A row per model, its standard error behind each number."""
-    lines = ["| model | " + " | ".join(SHOWN) + " |", "|---" * (1 + len(SHOWN)) + "|"]
-    for name, metrics in models.items():
-        cells = [_cell(metrics.get(part, {}).get(metric), lead) for metric in SHOWN]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    rows = [
+        [name, *(_cell(metrics.get(part, {}).get(metric), lead) for metric in SHOWN)]
+        for name, metrics in models.items()
+    ]
+    return markdown_table(["model", *SHOWN], rows)
 
 
 def draw_figures(models: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
@@ -296,13 +307,4 @@ def _some_leads(models: Mapping[str, Mapping[str, Any]]) -> list[int]:
 
 
 def _cell(entry: Mapping[str, Any] | None, lead: int) -> str:
-    if entry is None or entry["value"][lead] is None:
-        return ""
-    error = entry["standard_error"][lead]
-    return f"{entry['value'][lead]:.4g}" + ("" if error is None else f" ± {error:.1g}")
-
-
-def _write(path: Path, text: str) -> None:
-    with atomic_path(path, overwrite=True) as temporary:
-        os.makedirs(temporary.parent, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
+    return "" if entry is None else number(entry["value"][lead], entry["standard_error"][lead])

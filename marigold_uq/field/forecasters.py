@@ -12,11 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from marigold_uq.calibration import read_calibration
 from marigold_uq.field.data import FieldDataError, FieldSequences
-from marigold_uq.field.data.harmonics import DAY, YEAR
+from marigold_uq.models.field_grid import DAY, YEAR
 from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.randomness import member_seed
+
+__all__ = ["Climatology", "Forecaster", "Persistence", "PipelineForecaster", "Precision", "load_quietly"]
+
 
 Precision = Literal["no", "bf16", "fp16"]
 """Of the network while it samples, accelerate's names; its weights, and all that is around it, stay as they are."""
@@ -24,12 +26,12 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Forecaster(Protocol):
-    """Members for a batch of windows; what a window gets depends on the window alone."""
+    """Samples for a batch of windows; what a window gets depends on the window alone."""
 
     name: str
 
     def forecast(self, batch: dict[str, Any], ids: Sequence[int], num_leads: int) -> Tensor:
-        """Members (M, B, L, C, *space) from `history` (B, H, C, *space) and `time` (B,); `ids` number the windows."""
+        """Samples (M, B, L, C, *space) from `history` (B, H, C, *space) and `time` (B,); `ids` number the windows."""
 
 
 class PipelineForecaster:
@@ -39,41 +41,46 @@ class PipelineForecaster:
         self,
         pipeline: FieldForecastPipeline,
         *,
-        num_members: int = 40,
-        num_steps: int | None = None,
+        ensemble_size: int = 40,
+        num_inference_steps: int | None = None,
         seed: int = 0,
-        max_batch_size: int = 128,
+        batch_size: int = 128,
         mixed_precision: Precision = "no",
         name: str = "pipeline",
     ) -> None:
         self.pipeline, self.name, self.autocast = pipeline, name, AUTOCAST.get(mixed_precision)
-        self.num_members, self.num_steps, self.seed, self.max_batch_size = num_members, num_steps, seed, max_batch_size
+        self.ensemble_size, self.num_inference_steps = ensemble_size, num_inference_steps
+        self.seed, self.batch_size = seed, batch_size
         pipeline.set_progress_bar_config(disable=True)
         pipeline.unet.eval()
 
-    @property
-    def interval_scales(self) -> tuple[float, ...] | None:
-        """Of the model's calibrated interval, None where it holds for more members or other steps than these."""
-        calibration = read_calibration(self.pipeline)
-        enough = self.num_members >= (calibration.num_members or 2)
-        same = self.num_steps is None or self.num_steps == calibration.num_steps
-        return self.pipeline.interval_scales if enough and same else None
+    def interval_scales(self, coverage: float) -> tuple[float, ...] | None:
+        """Half widths of the model's calibrated interval.
+
+        None where it was calibrated for other sizes or steps than these, or for lower coverages alone.
+        """
+        calibration = self.pipeline.calibration_for()
+        call = {"ensemble_size": self.ensemble_size, "num_inference_steps": self.num_inference_steps}
+        grid = calibration.interval
+        if grid is None or coverage > grid.coverages[-1] or calibration.mismatches(**call):
+            return None
+        return grid.scale(coverage)
 
     def forecast(self, batch: dict[str, Any], ids: Sequence[int], num_leads: int) -> Tensor:
-        """Members of the model; each window and member has its own seed."""
-        seeds = [member_seed(self.seed, index, m) for index in ids for m in range(self.num_members)]
+        """Samples of the model; each window and sample has its own seed."""
+        seeds = [member_seed(self.seed, index, m) for index in ids for m in range(self.ensemble_size)]
         with nullcontext() if self.autocast is None else rounded_forward(self.pipeline.unet, self.autocast):
             forecast = self.pipeline(
                 batch["history"],
                 num_leads,
-                num_members=self.num_members,
+                ensemble_size=self.ensemble_size,
                 time=np.asarray(batch["time"]),
-                num_inference_steps=self.num_steps,
+                num_inference_steps=self.num_inference_steps,
                 generator=[torch.Generator().manual_seed(seed) for seed in seeds],
-                max_batch_size=self.max_batch_size,
+                batch_size=self.batch_size,
                 output_type="pt",
             )
-        return forecast.members
+        return forecast.samples
 
 
 @contextmanager
@@ -105,7 +112,7 @@ def load_quietly(folder: Path) -> FieldForecastPipeline:
 
 
 class Persistence:
-    """The last state, one member: its CRPS is the absolute error."""
+    """The last state, one sample: its CRPS is the absolute error."""
 
     name = "persistence"
 
@@ -121,9 +128,9 @@ class Climatology:
     name = "climatology"
 
     def __init__(
-        self, train: FieldSequences, *, num_members: int = 40, window_days: float = 20.0, seed: int = 0
+        self, train: FieldSequences, *, ensemble_size: int = 40, window_days: float = 20.0, seed: int = 0
     ) -> None:
-        self.train, self.num_members, self.window, self.seed = train, num_members, window_days * DAY, seed
+        self.train, self.ensemble_size, self.window, self.seed = train, ensemble_size, window_days * DAY, seed
         places = [(s, i, t) for s in range(train.num_sequences) for i, t in enumerate(train.times(s))]
         self.places = np.array([(s, i) for s, i, _ in places])
         self.times = np.array([t for *_, t in places])
@@ -142,8 +149,8 @@ class Climatology:
         if not len(candidates):
             raise FieldDataError(f"{self.train.source}: no training state of the same time of day and year as {time}")
         generator = np.random.default_rng(member_seed(self.seed, index, lead))
-        enough = len(candidates) >= self.num_members
-        chosen = generator.choice(candidates, self.num_members, replace=not enough)
+        enough = len(candidates) >= self.ensemble_size
+        chosen = generator.choice(candidates, self.ensemble_size, replace=not enough)
         return torch.cat([self.train.read(int(s), int(i), int(i) + 1) for s, i in self.places[chosen]])
 
     def _same_time(self, time: float) -> np.ndarray:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from torch import Tensor
 
-from marigold_uq.calibration import choose_kappa
+from marigold_uq.calibration import Calibration, choose_kappa
 from marigold_uq.metrics import crps
 from marigold_uq.pipelines.field.output import blend
+
+__all__ = ["LEAST_DAMPING", "Factors", "best_blends", "best_dampings", "best_kappas", "smooth"]
+
 
 SMOOTHED = 2
 """Lead times on each side that a kappa or a damping is averaged with."""
@@ -21,6 +25,15 @@ LEAST_DAMPING = 0.02
 """Smallest share of the forecast that is kept."""
 LEAST_KAPPA = 1e-3
 """Smallest kappa beside a share of the season's spread."""
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What the pipeline applies at each lead time; kappas are part of the calibration."""
+
+    calibration: Calibration
+    dampings: list[float] | None = None
+    shares: list[float] | None = None
 
 
 def smooth(factors: Sequence[float]) -> list[float]:
@@ -37,12 +50,12 @@ def _near_means(values: Sequence[float]) -> list[float]:
     return found
 
 
-def best_dampings(members: Tensor, target: Tensor, expected: Tensor) -> tuple[float, ...]:
+def best_dampings(samples: Tensor, target: Tensor, expected: Tensor) -> tuple[float, ...]:
     """For each lead time the d that makes e + d (ybar - e) closest to the truth, LEAST_DAMPING to 1.
 
     Each variable counts in units of its own distance from the season's mean, so that units do not matter.
     """
-    forecast, truth = members.mean(0) - expected, target - expected  # (B, L, C, *space)
+    forecast, truth = samples.mean(0) - expected, target - expected  # (B, L, C, *space)
     unit = truth.square().transpose(0, 2).flatten(1).mean(1).sqrt().clamp(min=1e-12)  # (C,)
     unit = unit.reshape(-1, *[1] * (truth.ndim - 3))
     forecast, truth = forecast / unit, truth / unit
@@ -51,42 +64,39 @@ def best_dampings(members: Tensor, target: Tensor, expected: Tensor) -> tuple[fl
     return tuple(share.clamp(LEAST_DAMPING, 1.0).tolist())
 
 
-def best_kappas(members: Tensor, target: Tensor) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
-    """The best kappa of each lead time, and its CRPS with and without."""
-    with warnings.catch_warnings():  # a kappa at a bound shows
+def best_kappas(samples: Tensor, target: Tensor) -> tuple[float, ...]:
+    """The kappa of each lead time with the best CRPS."""
+    return tuple(_best_kappa(samples[:, :, lead], target[:, lead]) for lead in range(target.shape[1]))
+
+
+def _best_kappa(samples: Tensor, target: Tensor) -> float:
+    with warnings.catch_warnings():  # a kappa at a bound shows in what is stored
         warnings.simplefilter("ignore", UserWarning)
-        choices = [choose_kappa(members[:, :, lead], target[:, lead]) for lead in range(target.shape[1])]
-    return (
-        tuple(one.kappa for one in choices),
-        tuple(one.score for one in choices),
-        tuple(one.score_before for one in choices),
-    )
+        return choose_kappa(samples, target).kappa
 
 
-def best_blends(members: Tensor, target: Tensor, season: Tensor) -> tuple[list[float], list[float]]:
+def best_blends(samples: Tensor, target: Tensor, season: Tensor) -> tuple[list[float], list[float]]:
     """Kappas and shares of the season's deviation (B, L, C, *space) with the best CRPS of each lead time.
 
     Their squares, which add up to a variance, are averaged with neighbouring lead times.
     """
     found = []
     for lead in range(target.shape[1]):
-        here = members[:, :, lead : lead + 1], target[:, lead], season[:, lead : lead + 1]
+        here = samples[:, :, lead : lead + 1], target[:, lead], season[:, lead : lead + 1]
         found.append(_best_blend(*here))
     columns = zip(*found, strict=True)
     kappas, shares = ([math.sqrt(v) for v in _near_means([one**2 for one in column])] for column in columns)
     return [max(kappa, LEAST_KAPPA) for kappa in kappas], shares
 
 
-def _best_blend(members: Tensor, target: Tensor, season: Tensor) -> tuple[float, float]:
-    """One lead time: members (M, B, 1, C, *space), target (B, C, *space), season (B, 1, C, *space)."""
+def _best_blend(samples: Tensor, target: Tensor, season: Tensor) -> tuple[float, float]:
+    """One lead time: samples (M, B, 1, C, *space), target (B, C, *space), season (B, 1, C, *space)."""
 
     def score(point: NDArray[np.float64]) -> float:
         kappa, share = np.abs(point).tolist()
-        return float(crps(blend(members, [kappa], [share], season)[:, :, 0], target).mean())
+        return float(crps(blend(samples, [kappa], [share], season)[:, :, 0], target).mean())
 
-    with warnings.catch_warnings():  # a kappa at a bound shows
-        warnings.simplefilter("ignore", UserWarning)
-        alone = choose_kappa(members[:, :, 0], target).kappa
+    alone = _best_kappa(samples[:, :, 0], target)
     without = score(np.array([alone, 0.0]))
     result = minimize(
         score,

@@ -6,14 +6,15 @@ from typing import Any
 
 from marigold_uq.field.config import FieldModel, FieldTrainConfig
 from marigold_uq.field.data import FieldSequences, Transitions
-from marigold_uq.field.plateau import PlateauTrainer
+from marigold_uq.field.encoding import fit_encoder
 from marigold_uq.field.splits import open_split, target_hours, training_samples
 from marigold_uq.field.task import FieldTask
-from marigold_uq.models.field_encoder import FieldEncoder
 from marigold_uq.models.field_head import build_network
 from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
-from marigold_uq.training.loop import TrainingResult, make_accelerator
+from marigold_uq.training.loop import Trainer, TrainingResult, make_accelerator
+
+__all__ = ["new_pipeline", "new_scheduler", "train_field"]
 
 
 def train_field(config: FieldTrainConfig, config_text: str = "") -> TrainingResult:
@@ -35,7 +36,7 @@ def train_field(config: FieldTrainConfig, config_text: str = "") -> TrainingResu
         device=accelerator.device,
     )
     is_main = accelerator.is_main_process
-    result = PlateauTrainer(task, config.training, accelerator).run("field", config_text)
+    result = Trainer(task, config.training, accelerator).run("field", config_text)
     if is_main and result.finished and config.push_to_hub is not None:
         from marigold_uq.hub import make_card, push_to_hub
 
@@ -46,7 +47,7 @@ def train_field(config: FieldTrainConfig, config_text: str = "") -> TrainingResu
 
 def new_pipeline(model: FieldModel, train: FieldSequences, *, seed: int = 0) -> FieldForecastPipeline:
     """An untrained pipeline; statistics come from the training part, weights follow from the seed."""
-    encoder = FieldEncoder.of(
+    encoder = fit_encoder(
         train,
         targets=model.targets,
         num_history=model.num_history,
@@ -65,9 +66,7 @@ def new_pipeline(model: FieldModel, train: FieldSequences, *, seed: int = 0) -> 
         seed=seed,
         **{name: tuple(value) if isinstance(value, list) else value for name, value in options.items()},
     )
-    return FieldForecastPipeline(
-        network, scheduler, encoder, default_num_inference_steps=model.default_num_inference_steps
-    )
+    return FieldForecastPipeline(network, scheduler, encoder, default_denoising_steps=model.default_denoising_steps)
 
 
 def new_scheduler(model: FieldModel) -> DistributionalDDIMScheduler:

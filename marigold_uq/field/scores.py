@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +12,6 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from marigold_uq.field.data import Transitions, latitude_weights
-from marigold_uq.field.data.harmonics import DAY
 from marigold_uq.field.forecasters import Forecaster
 from marigold_uq.metrics import (
     Estimate,
@@ -22,7 +23,11 @@ from marigold_uq.metrics import (
     rank_histogram,
     squared_error,
 )
+from marigold_uq.models.field_grid import DAY
 from marigold_uq.pipelines.field.output import scaled_interval
+
+__all__ = ["accumulate_scores", "as_json", "independent_groups", "power_spectrum", "score_forecasts", "spread_windows"]
+
 
 Select = Callable[[Tensor], Tensor]
 GROUP_DAYS = 10
@@ -36,7 +41,7 @@ def score_forecasts(
     *,
     select_targets: Select = lambda state: state,
     min_scale: float,
-    level: float = 0.95,
+    coverage: float = 0.95,
     batch_size: int = 8,
     seed: int = 0,
 ) -> dict[str, Estimate]:
@@ -50,7 +55,7 @@ def score_forecasts(
         indices,
         select_targets=select_targets,
         min_scale=min_scale,
-        level=level,
+        coverage=coverage,
         batch_size=batch_size,
         seed=seed,
     ).compute()
@@ -62,78 +67,79 @@ def accumulate_scores(
     indices: Sequence[int],
     *,
     select_targets: Select = lambda state: state,
-    select_members: Select = lambda state: state,
+    select_samples: Select = lambda state: state,
     min_scale: float,
-    level: float = 0.95,
+    coverage: float = 0.95,
     batch_size: int = 8,
     seed: int = 0,
 ) -> MeanAccumulator:
     """The statistics of every window, with the lead times first; `compute` averages them.
 
     Args:
-        forecaster: Makes the members.
+        forecaster: Makes the samples.
         windows: History and future states; the number of lead times is theirs.
         indices: Windows to score.
         select_targets: The predicted channels of states (..., C, *space).
-        select_members: The same of the members, for a forecaster that forecasts all variables.
+        select_samples: The same of the samples, for a forecaster that forecasts all variables.
         min_scale: Floor of the standard deviation in the Gaussian NLL, in the field's units.
-        level: Of the central interval behind coverage.
+        coverage: Of the intervals whose actual coverage is counted.
         batch_size: Windows at once.
         seed: Of the ties in the rank histogram.
     """
     weight = latitude_weights(windows.sequences.coordinates)
     accumulator = MeanAccumulator()
     generator = torch.Generator().manual_seed(seed)
-    scales = getattr(forecaster, "interval_scales", None)
+    calibrated = getattr(forecaster, "interval_scales", None)
+    scales = calibrated(coverage) if calibrated is not None else None
     for first in range(0, len(indices), batch_size):
         some = list(indices[first : first + batch_size])
         batch = default_collate([windows[index] for index in some])
         target = select_targets(batch["future"])  # (B, L, C, *space)
-        members = select_members(forecaster.forecast(batch, some, windows.num_leads))
-        _require_finite(forecaster, members, some)
-        add_statistics(accumulator, members, target, some, weight, min_scale, level, generator)
-        if scales is not None and len(members) > 1:
-            accumulator.update(interval_statistics(members, target, scales), some, weight=weight, keep=1)
+        samples = select_samples(forecaster.forecast(batch, some, windows.num_leads))
+        _require_finite(forecaster, samples, some)
+        add_statistics(accumulator, samples, target, some, weight, min_scale, coverage, generator)
+        if scales is not None and len(samples) > 1:
+            accumulator.update(interval_statistics(samples, target, scales), some, weight=weight, keep=1)
     return accumulator
 
 
-def interval_statistics(members: Tensor, target: Tensor, scales: Sequence[float]) -> dict[str, Tensor]:
+def interval_statistics(samples: Tensor, target: Tensor, scales: Sequence[float]) -> dict[str, Tensor]:
     """Whether the model's calibrated interval holds the truth, and its width, each (B, L, C, *space)."""
-    lower, upper = scaled_interval(members, scales)
+    lower, upper = scaled_interval(samples, scales).unbind()
     inside = (lower <= target) & (target <= upper)
     return {"conformal_coverage": inside.to(target.dtype), "conformal_width": upper - lower}
 
 
 def add_statistics(
     accumulator: MeanAccumulator,
-    members: Tensor,
+    samples: Tensor,
     target: Tensor,
     ids: Sequence[int],
     weight: Tensor | None,
     min_scale: float,
-    level: float,
+    coverage: float,
     generator: torch.Generator,
 ) -> None:
     """Members (M, B, L, C, *space) against target (B, L, C, *space); geographic grids weigh by cos(latitude)."""
-    if len(members) > 1:
-        panel = ensemble_statistics(members, target, min_scale=min_scale, level=level)
-        counts = rank_histogram(members, target, generator=generator, sample_dims=2)
+    if len(samples) > 1:
+        panel = ensemble_statistics(samples, target, min_scale=min_scale, level=coverage)
+        counts = rank_histogram(samples, target, generator=generator, sample_dims=2)
         shares = counts / counts.sum(-1, keepdim=True)
         accumulator.update({"rank_histogram": shares}, ids, keep=2)
     else:
         panel = {
-            "squared_error": squared_error(members, target),
-            "absolute_error": absolute_error(members, target),
-            "crps": crps(members, target),
+            "squared_error": squared_error(samples, target),
+            "absolute_error": absolute_error(samples, target),
+            "crps": crps(samples, target),
         }
     accumulator.update(panel, ids, weight=weight, keep=1)
     scale = 1.0 if weight is None else weight.sqrt().to(target)  # the distance weighs coordinates alike
-    energy = energy_score(members * scale, target * scale, target.ndim - 2)
+    energy = energy_score(samples * scale, target * scale, target.ndim - 2)
     accumulator.update({"energy_score": energy}, ids, keep=1)
     num_axes = target.ndim - 3
     spectra = {
-        "spectrum_members": power_spectrum(members, num_axes).mean(0),
-        "spectrum_mean": power_spectrum(members.mean(0), num_axes),
+        "spectrum_members": power_spectrum(samples, num_axes).mean(0),
+        "spectrum_mean": power_spectrum(samples.mean(0), num_axes),
         "spectrum_target": power_spectrum(target, num_axes),
     }
     accumulator.update(spectra, ids, keep=2)
@@ -152,8 +158,8 @@ def power_spectrum(states: Tensor, num_axes: int) -> Tensor:
     return power.flatten(-1 - num_axes, -2).mean(-2)
 
 
-def _require_finite(forecaster: Forecaster, members: Tensor, ids: Sequence[int]) -> None:
-    bad = [i for i, fine in zip(ids, members.isfinite().transpose(0, 1).flatten(1).all(1), strict=True) if not fine]
+def _require_finite(forecaster: Forecaster, samples: Tensor, ids: Sequence[int]) -> None:
+    bad = [i for i, fine in zip(ids, samples.isfinite().transpose(0, 1).flatten(1).all(1), strict=True) if not fine]
     if bad:
         raise FloatingPointError(f"{forecaster.name}: the forecast of windows {bad[:5]} left the finite numbers")
 
@@ -179,3 +185,16 @@ def spread_windows(count: int, available: int, seed: int = 0) -> list[int]:
     offsets = np.random.default_rng(seed).random(count)
     ends = [place * available // count for place in range(count + 1)]  # stretches share no window
     return [low + int(offset * (high - low)) for low, high, offset in zip(ends, ends[1:], offsets, strict=False)]
+
+
+def as_json(estimates: Mapping[str, Estimate]) -> dict[str, Any]:
+    """Estimates as plain numbers and lists, None for NaN, which JSON does not know."""
+    return {name: _without_nan(estimate.to_dict()) for name, estimate in estimates.items()}
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

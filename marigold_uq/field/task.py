@@ -1,7 +1,8 @@
-"""Learning the law of the next state: a field pipeline's network on transitions."""
+"""Learning the distribution of the next state: a field pipeline's network on transitions."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,31 +11,86 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from marigold_uq.denoising import predict_noise
-from marigold_uq.field.config import FieldObjective, PlateauConfig
+from marigold_uq.denoising import Denoiser
+from marigold_uq.field.config import PlateauConfig
 from marigold_uq.field.data import Transitions
-from marigold_uq.field.plateau import Plateau, restore_best
 from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.randomness import member_seed
-from marigold_uq.training.law_scores import LawScores, residual_rows
-from marigold_uq.training.noise import training_timesteps
+from marigold_uq.training.objective import Objective, ObjectiveConfig
 from marigold_uq.training.order import Ordered
-from marigold_uq.training.task import Stateful
+from marigold_uq.training.task import Stateful, TrainingTask
 
+__all__ = ["FieldTask", "Plateau"]
+
+
+LOSS = "validation/loss"
 VALIDATION_STREAM = 7
 VALIDATION_BATCH = 64
 DIRECTION_GROUP = 8
 """Samples that share random directions."""
 
 
-class FieldTask:
+class Plateau:
+    """The paper's recipe: halve the rate and stop when the validation loss makes no progress; a `Stateful`.
+
+    Its state and the best weights are part of every checkpoint, so a resumed run equals an uninterrupted one.
+    """
+
+    def __init__(self, config: PlateauConfig) -> None:
+        self.config = config
+        self.best, self.since_best, self.since_change, self.halvings = math.inf, 0, 0, 0
+        self.weights: dict[str, Tensor] | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is asked for."""
+        return bool(self.config.halve_after or self.config.stop_after)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether training has made no progress for long enough."""
+        return bool(self.config.stop_after) and self.since_best >= self.config.stop_after
+
+    @property
+    def factor(self) -> float:
+        """What the learning rate is multiplied by."""
+        return 0.5**self.halvings
+
+    def update(self, loss: float, network: nn.Module) -> None:
+        """Take in a validation loss; the weights of the best one are kept."""
+        if loss < self.best:
+            self.best, self.since_best, self.since_change = loss, 0, 0
+            self.weights = {name: value.detach().cpu().clone() for name, value in network.state_dict().items()}
+            return
+        self.since_best, self.since_change = self.since_best + 1, self.since_change + 1
+        if self.config.halve_after and self.since_change >= self.config.halve_after:
+            self.halvings, self.since_change = self.halvings + 1, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the config."""
+        names = ("best", "since_best", "since_change", "halvings", "weights")
+        return {name: getattr(self, name) for name in names}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Undo `state_dict`."""
+        for name, value in state_dict.items():
+            setattr(self, name, value)
+
+    @torch.no_grad()
+    def restore_best(self, network: nn.Module) -> None:
+        """Put the best weights into the network, where a plateau was watched."""
+        if self.active and self.weights is not None:
+            network.load_state_dict(self.weights)
+
+
+class FieldTask(TrainingTask):
     """A `TrainingTask`: the U-Net of a field pipeline on (history, next state) pairs."""
 
     def __init__(
         self,
         pipeline: FieldForecastPipeline,
         dataset: Ordered,
-        objective: FieldObjective,
+        objective: ObjectiveConfig,
         *,
         validation: Transitions | None = None,
         validation_samples: int = 256,
@@ -42,76 +98,62 @@ class FieldTask:
         seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.pipeline, self.objective = pipeline, objective
+        self.pipeline = pipeline
         self.dataset: Ordered = dataset
         self.validation, self.validation_samples, self.seed = validation, validation_samples, seed
         self.device = torch.device(device)
         pipeline.to(self.device)
         self.network: nn.Module = pipeline.unet
-        scheduler = pipeline.scheduler
-        self.scores = LawScores(
-            objective.score or scheduler.family.default_score,
-            objective.score_options,
-            adaptive_bandwidth=objective.adaptive_bandwidth,
-            num_train_timesteps=scheduler.config.num_train_timesteps,
-            direction_group=DIRECTION_GROUP,
-        )
-        self.scores.scale.to(self.device)
+        self.objective = Objective(objective, pipeline.scheduler, direction_group=DIRECTION_GROUP)
+        self.objective.scale.to(self.device)
         self.plateau = Plateau(plateau or PlateauConfig())
 
     def states(self) -> list[Stateful]:
         """The running bandwidth and the plateau."""
-        return [self.scores.scale, self.plateau]
-
-    def describe(self, batch: dict[str, Any]) -> list[str]:
-        """Names of the samples."""
-        return list(batch["name"])
+        return [self.objective.scale, self.plateau]
 
     def losses(self, network: nn.Module, batch: dict[str, Any], generators: list[torch.Generator]) -> Tensor:
-        """Score of the law of the model output against the drawn target, one number per sample."""
-        return self._losses(network, batch, generators, learns=True)
+        """Score of the predicted distribution against the drawn target, one number per sample."""
+        losses, residuals = self.objective.losses(*self._inputs(network, batch), generators)
+        self.objective.note(residuals)
+        return losses
 
-    def _losses(
-        self, network: nn.Module, batch: dict[str, Any], generators: list[torch.Generator], *, learns: bool
-    ) -> Tensor:
-        encoder, scheduler = self.pipeline.encoder, self.pipeline.scheduler
+    def _inputs(self, network: nn.Module, batch: dict[str, Any]) -> tuple[Denoiser, Tensor]:
+        """The network with its condition, and the scaled increments x_0 (B, C, *space)."""
+        encoder = self.pipeline.encoder
         history, future = batch["history"].to(self.device), batch["future"].to(self.device)
-        x_0 = encoder.encode_target(history[:, -1], future[:, 0])  # (B, C, *space)
         condition = encoder.condition(history, batch["time"])
-        steps = scheduler.config.num_train_timesteps
-        timesteps = training_timesteps(steps, generators, uniform=self.objective.uniform_timesteps).to(self.device)
-        noise = torch.stack([torch.randn(x_0.shape[1:], generator=own) for own in generators]).to(x_0)
-        x_t = scheduler.add_noise(x_0, noise, timesteps)
-        target = scheduler.training_target(x_0, noise, timesteps)
-        law = predict_noise(
-            self.pipeline.denoiser(condition, network),
-            scheduler,
-            x_t,
-            timesteps,
-            num_draws=self.objective.num_draws,
-            generator=generators,
-        )
-        if not learns:
-            return self.scores.held_out(law, target, timesteps, generators)
-        self.scores.note(residual_rows(law, target, timesteps))
-        return self.scores(law, target, timesteps, generators)
+        return self.pipeline.denoiser(condition, network), encoder.encode_target(history[:, -1], future[:, 0])
 
     def after_step(self, step: int) -> None:
         """Update the running residual scale."""
-        self.scores.update()
+        self.objective.update()
 
     @torch.no_grad()
     def validate(self, network: nn.Module, step: int, pictures: Path) -> dict[str, float]:
-        """The loss on held-out samples, with the same noise every time (see `LawScores.held_out`)."""
+        """The loss on held-out samples, with the same noise every time (see `Objective.held_out`)."""
         if self.validation is None or self.validation_samples == 0:
             return {}
         was_training = network.training
         network.eval()
-        losses = torch.cat([self._losses(network, *part, learns=False) for part in self._validation_batches()])
+        parts = [
+            self.objective.held_out(*self._inputs(network, batch), own) for batch, own in self._validation_batches()
+        ]
         network.train(was_training)
-        loss = float(losses.mean())
-        self.plateau.update(step, loss, network)
-        return {"validation/loss": loss}
+        return {LOSS: float(torch.cat(parts).mean())}
+
+    def after_validation(self, step: int, scores: dict[str, float], network: nn.Module) -> None:
+        """Watch the validation loss for a plateau."""
+        if self.plateau.active and LOSS in scores:
+            self.plateau.update(scores[LOSS], network)
+
+    def rate_factor(self) -> float:
+        """Halved at every plateau."""
+        return self.plateau.factor
+
+    def finished(self) -> bool:
+        """Whether the loss has made no progress for long enough."""
+        return self.plateau.stopped
 
     def _validation_batches(self) -> list[tuple[dict[str, Any], list[torch.Generator]]]:
         assert self.validation is not None
@@ -128,5 +170,5 @@ class FieldTask:
 
     def save(self, network: nn.Module, folder: Path) -> None:
         """A pipeline folder that `from_pretrained` loads; with the best weights where a plateau was watched."""
-        restore_best(self.plateau, network)
+        self.plateau.restore_best(network)
         self.pipeline.save_pretrained(folder)

@@ -14,10 +14,15 @@ from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.models.modeling_utils import ModelMixin
 from torch import Tensor
 
-from marigold_uq.field.data.equation import FieldDataError, Floats
-from marigold_uq.field.data.harmonics import DAY, NUM_WAVES, YEAR, fit_harmonics, harmonic_basis
-from marigold_uq.field.data.sequences import FieldSequences, require_grid
-from marigold_uq.field.data.statistics import FieldStatistics, require_statistics, statistics_of
+from marigold_uq.models.field_grid import (
+    DAY,
+    NUM_WAVES,
+    YEAR,
+    FieldDataError,
+    FieldStatistics,
+    harmonic_basis,
+    require_statistics,
+)
 from marigold_uq.models.noise_color import move_only
 
 __all__ = ["FieldEncoder", "ModelMixin"]  # diffusers looks for ModelMixin in the module of a component
@@ -76,45 +81,6 @@ class FieldEncoder(ModelMixin, ConfigMixin):
         self.register_buffer("static", torch.zeros(len(static_names), *self.space))
         if seasonal:
             self.register_buffer("harmonics", torch.zeros(len(variables), NUM_WAVES, *self.space))
-
-    @classmethod
-    def of(
-        cls,
-        train: FieldSequences,
-        *,
-        targets: Sequence[str] | None = None,
-        num_history: int = 2,
-        grid_channels: bool = False,
-        time_features: Sequence[str] = (),
-        mean_field: bool = False,
-        seasonal: bool = False,
-    ) -> "FieldEncoder":
-        """The encoder of a training set: its statistics, its grid, its static fields (scaled to mean 0, variance 1).
-
-        With `mean_field` the time means of the training states are static fields too, named mean_<variable>.
-        """
-        statics = dict(train.static_fields())
-        if mean_field:
-            statics |= _time_means(train)
-        encoder = cls(
-            variables=list(train.variables),
-            targets=list(targets or train.variables),
-            statistics={name: one.to_dict() for name, one in statistics_of(train).items()},
-            coordinates={name: values.tolist() for name, values in train.coordinates.items()},
-            num_history=num_history,
-            static_names=list(statics),
-            grid_channels=grid_channels,
-            time_features=list(time_features),
-            seasonal=seasonal,
-            calendar=train.calendar,
-            time_step=train.time_step,
-        )
-        for channel, values in enumerate(statics.values()):
-            centred = values.double() - values.double().mean()
-            encoder.static[channel] = centred / centred.std().clamp(min=1e-12)
-        if seasonal:
-            encoder.harmonics.copy_(fit_harmonics(train))
-        return encoder
 
     @property
     def space(self) -> tuple[int, ...]:
@@ -232,19 +198,6 @@ class FieldEncoder(ModelMixin, ConfigMixin):
                     f"training states ({one.mean:.4g} +- {one.std:.4g}); is it in other units?"
                 )
 
-    def require_data(self, data: FieldSequences) -> None:
-        """Refuse data of other variables, another grid or another time step."""
-        if tuple(data.variables) != tuple(self.config.variables):
-            raise FieldDataError(
-                f"{data.source}: mismatched statistics: the model was trained on {list(self.config.variables)}, in "
-                f"this order, the data hold {list(data.variables)}"
-            )
-        require_grid(data.source, data.coordinates, self.coordinates)
-        if abs(data.time_step / self.config.time_step - 1) > 1e-4:
-            raise FieldDataError(
-                f"{data.source}: states are {data.time_step:g} apart, the model steps by {self.config.time_step:g}"
-            )
-
     def _column(self, name: str, like: Tensor) -> Tensor:
         """A statistic of every variable, shaped for (B, history, C, *space)."""
         values = [getattr(self.statistics[variable], name) for variable in self.config.variables]
@@ -266,15 +219,3 @@ def _check_names(
         raise ValueError(f"time_features are among {list(TIME_FEATURES)}; got {strange}")
     if features and not calendar:
         raise ValueError(f"time_features {list(features)} need times that are dates (calendar=True)")
-
-
-def _time_means(train: FieldSequences) -> dict[str, Tensor]:
-    """Mean over all states of each variable, (*space)."""
-    total: Floats | Tensor = torch.zeros(())
-    count = 0
-    for sequence in range(train.num_sequences):
-        length = len(train.times(sequence))
-        for start in range(0, length, 64):
-            block = train.read(sequence, start, min(length, start + 64)).double()
-            total, count = total + block.sum(0), count + len(block)
-    return {f"mean_{name}": field for name, field in zip(train.variables, total / count, strict=True)}

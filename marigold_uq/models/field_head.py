@@ -13,6 +13,9 @@ from marigold_uq.models.unet_2d import UNet2d
 from marigold_uq.models.widen import widen
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
 
+__all__ = ["build_network", "raw_output"]
+
+
 NETWORKS = {1: UNet1d, 2: UNet2d}
 
 
@@ -32,13 +35,12 @@ def build_network(
     channels, config = event_shape[0], scheduler.config
     if len(event_shape) - 1 not in NETWORKS:
         raise ValueError(f"fields have 1 or 2 spatial axes; the event is {tuple(event_shape)}")
-    flat = issubclass(scheduler.family, CholeskyDistribution)
-    outputs = channels * (1 + prod(event_shape)) if flat else channels
+    blocks = _num_blocks(scheduler, event_shape)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         kind = NETWORKS[len(event_shape) - 1]
-        network = kind(in_channels=condition_channels + channels, out_channels=outputs, **options)
-    if flat:
+        network = kind(in_channels=condition_channels + channels, out_channels=blocks * channels, **options)
+    if blocks > 1:
         with torch.no_grad():
             network.conv_out.weight[channels:] *= 0.1  # nearly independent coordinates to begin with
     else:
@@ -59,9 +61,14 @@ def raw_output(scheduler: DistributionalDDIMScheduler, output: Tensor, event_sha
     With D coordinates the network has 1 + D blocks of channels: the mean, and at coordinate i in block 1 + c the entry
     L[i, i - c] of the lower triangle, so that a convolution gives the same number to the same distance everywhere.
     """
-    if not issubclass(scheduler.family, CholeskyDistribution):
+    num_blocks, channels, dim = _num_blocks(scheduler, event_shape), event_shape[0], prod(event_shape)
+    if num_blocks == 1:
         return output
-    channels, dim = event_shape[0], prod(event_shape)
-    blocks = output.unflatten(1, (1 + dim, channels)).flatten(2)  # (B, 1 + D, D)
+    blocks = output.unflatten(1, (num_blocks, channels)).flatten(2)  # (B, 1 + D, D)
     rows, columns = torch.tril_indices(dim, dim, device=output.device)
     return torch.cat([blocks[:, 0], blocks[:, 1 + rows - columns, rows]], 1)
+
+
+def _num_blocks(scheduler: DistributionalDDIMScheduler, event_shape: Sequence[int]) -> int:
+    """Blocks of channels that the network itself has; other families than cholesky have their heads from `widen`."""
+    return 1 + prod(event_shape) if issubclass(scheduler.family, CholeskyDistribution) else 1

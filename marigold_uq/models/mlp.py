@@ -163,8 +163,17 @@ class StackedMLP(StackedModel):
         if isinstance(timestep, int) or timestep.ndim == 0:
             return self.gate[:, int(timestep)].unsqueeze(1)
         num_models, num_rows, _ = self.gate.shape
+        _check_timesteps(timestep, num_rows)
         offset = num_rows * torch.arange(num_models, device=timestep.device).unsqueeze(1)  # (S, 1)
         return functional.embedding(timestep + offset, self.gate.flatten(0, 1))
+
+
+def _check_timesteps(timestep: Tensor, num_rows: int) -> None:
+    """Beyond its own rows a model would read the gates of the next one. On a GPU looking would mean waiting."""
+    if timestep.device.type == "cpu" and timestep.numel() and not torch.compiler.is_compiling():
+        low, high = (int(end) for end in timestep.aminmax())
+        if low < 0 or high >= num_rows:
+            raise IndexError(f"timesteps must lie within 0..{num_rows - 1}; got {low}..{high}")
 
 
 def _gated(hidden: Tensor, gate: Tensor) -> Tensor:

@@ -8,9 +8,7 @@ from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.models.modeling_utils import ModelMixin
 from torch import Tensor
 
-from marigold_uq.field.data.harmonics import choose_num_annual, fit_harmonics, harmonic_basis, num_waves
-from marigold_uq.field.data.sequences import FieldSequences
-from marigold_uq.models.field_encoder import FieldEncoder
+from marigold_uq.models.field_grid import harmonic_basis, num_waves
 from marigold_uq.models.noise_color import move_only
 
 __all__ = ["ModelMixin", "Season"]
@@ -35,19 +33,6 @@ class Season(ModelMixin, ConfigMixin):
         channels, *space = event_shape
         self.register_buffer("mean_waves", torch.zeros(channels, num_waves(num_annual), *space))
         self.register_buffer("variance_waves", torch.zeros(channels, num_waves(1), *space))
-
-    @classmethod
-    def fit(cls, encoder: FieldEncoder, train: FieldSequences) -> Self:
-        """From all training states of the encoder's targets, in the units of the data."""
-        num_annual = choose_num_annual(train, lambda states, _: encoder.select_targets(states))
-        found = cls(list(encoder.event_shape), num_annual)
-        found.mean_waves.copy_(fit_harmonics(train, lambda states, _: encoder.select_targets(states), num_annual))
-
-        def squares(states: Tensor, times: Tensor) -> Tensor:
-            return (encoder.select_targets(states) - found.mean(times)).square()
-
-        found.variance_waves.copy_(fit_harmonics(train, squares))
-        return found
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move to a device; waves keep their dtype."""

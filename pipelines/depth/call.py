@@ -1,56 +1,159 @@
-"""One call of the depth pipeline, checked and with its defaults filled in."""
+"""What one call of the depth pipeline asks for, checked, with the model's defaults filled in."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from diffusers.utils import logging
 
 from marigold_uq.alignment.members import Reduction
-from marigold_uq.calibration import Calibration
+from marigold_uq.calibration import Calibration, check_coverage
 from marigold_uq.pipelines.depth.images import RESAMPLE_METHODS
-from marigold_uq.randomness import Generators
 from marigold_uq.sampling import StepCallback
-from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
 
 if TYPE_CHECKING:
     from marigold_uq.pipelines.depth.pipeline import MarigoldUQDepthPipeline
 
+__all__ = ["CALLBACK_INPUTS", "DepthCall"]
+
 logger = logging.get_logger(__name__)
 
-MODES = ("ensemble", "trajectory")
 CALLBACK_INPUTS = ("latents",)
-DEFAULT_MEMBERS = 10
-SOLVER_OPTIONS = {"regularizer_strength", "max_iter", "tol", "max_res"}
+_DEFAULT_ENSEMBLE = 10
+_SOLVER_OPTIONS = {"regularizer_strength", "max_iter", "tol", "max_res"}
 """Keys of diffusers' iterative alignment: accepted, and without effect on ours, which is solved to the end."""
 
 
 @dataclass(frozen=True)
 class DepthCall:
-    """Checked arguments; `num_chains` are reverse chains (or starts) per image, `num_members` the maps decoded."""
+    """The arguments of a call under the pipeline's names, and what follows from them.
 
-    num_images: int
-    num_steps: int
-    mode: str | None
-    num_members: int
-    num_chains: int
-    resolution: int
-    match_input_resolution: bool
-    method_input: str
-    method_output: str
-    batch_size: int
-    reduction: Reduction
-    output_type: str
-    levels: tuple[float, ...]
-    coverage: float | None
-    output_samples: bool
-    output_epistemic: bool
-    callback: Callable[..., dict[str, torch.Tensor]] | None
-    callback_inputs: tuple[str, ...]
-    calibration: Calibration
+    Every wrong argument is a ValueError that says what was expected.
+
+    Attributes:
+        mode: "ensemble", "trajectory", or None without uncertainty.
+        num_steps: Denoising steps.
+        num_members: Maps that are decoded per image.
+        num_chains: Reverse chains (or starts) per image.
+        resolution: Longer edge for the network, 0 for the image's own.
+        levels: Those of `quantiles`.
+        reduction: How members become the prediction.
+        calibration: What was chosen on held-out data for this mode.
+        interval_scale: Half width of the calibrated interval in standard deviations; None without one.
+    """
+
+    pipeline: InitVar[MarigoldUQDepthPipeline]
+    num_inference_steps: int | None = None
+    ensemble_size: int | None = None
+    processing_resolution: int | None = None
+    match_input_resolution: bool = True
+    resample_method_input: str = "bilinear"
+    resample_method_output: str = "bilinear"
+    batch_size: int = 1
+    ensembling_kwargs: dict[str, Any] | None = None
+    output_type: str = "np"
+    output_latent: bool = False
+    uncertainty: str | None = None
+    quantiles: Iterable[float] | None = None
+    coverage: float | None = None
+    output_samples: bool = False
+    output_epistemic: bool = False
+    callback: Callable[..., dict[str, torch.Tensor]] | None = None
+    callback_inputs: Sequence[str] = CALLBACK_INPUTS
+
+    mode: str | None = field(init=False)
+    num_steps: int = field(init=False)
+    num_members: int = field(init=False)
+    num_chains: int = field(init=False)
+    resolution: int = field(init=False)
+    levels: tuple[float, ...] = field(init=False)
+    reduction: Reduction = field(init=False)
+    calibration: Calibration = field(init=False)
+    interval_scale: float | None = field(init=False)
+
+    def __post_init__(self, pipeline: MarigoldUQDepthPipeline) -> None:
+        config = pipeline.config
+        needs_members = self.quantiles is not None or self.coverage is not None
+        mode = "ensemble" if self.uncertainty is None and needs_members else self.uncertainty
+        self._set("mode", mode)
+        self._set("num_steps", _default(self, "num_inference_steps", config.default_denoising_steps))
+        self._set("num_members", _default(self, "ensemble_size", _DEFAULT_ENSEMBLE if mode else 1))
+        self._set("num_chains", min(self.num_steps, self.num_members) if mode == "trajectory" else self.num_members)
+        self._set("resolution", _default(self, "processing_resolution", config.default_processing_resolution))
+        self._set("levels", tuple(float(q) for q in (() if self.quantiles is None else self.quantiles)))
+        self._check_numbers(pipeline.vae_scale_factor)
+        self._check_names()
+        self._check_mode(pipeline)
+        self._set("reduction", _reduction(self.ensembling_kwargs, mode))
+        self._warn_of_extremes()
+        conditions = {"num_inference_steps": self.num_steps, "ensemble_size": self.num_members}
+        calibration = Calibration() if mode is None else pipeline.calibration_for(mode, **conditions)
+        self._set("calibration", calibration)
+        grid = None if self.coverage is None else calibration.interval
+        self._set("interval_scale", None if grid is None else grid.scale(cast(float, self.coverage))[0])
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_numbers(self, multiple: int) -> None:
+        _require(self.num_steps >= 1, "num_inference_steps", "at least 1", self.num_steps)
+        _require(self.num_members >= 1, "ensemble_size", "at least 1", self.num_members)
+        _require(self.batch_size >= 1, "batch_size", "at least 1", self.batch_size)
+        _require(
+            self.resolution >= 0 and self.resolution % multiple == 0,
+            "processing_resolution",
+            f"0 (the image's own size) or a positive multiple of {multiple}",
+            self.resolution,
+        )
+        levels = self.levels
+        _require(all(0 < q < 1 for q in levels), "quantiles", "levels strictly between 0 and 1", levels)
+        if self.coverage is not None:
+            check_coverage(self.coverage)
+
+    def _check_names(self) -> None:
+        for name in ("resample_method_input", "resample_method_output"):
+            method = getattr(self, name)
+            _require(method in RESAMPLE_METHODS, name, f"one of {', '.join(RESAMPLE_METHODS)}", method)
+        _require(self.output_type in ("np", "pt"), "output_type", "'np' or 'pt'", self.output_type)
+        _require(
+            set(self.callback_inputs) <= set(CALLBACK_INPUTS),
+            "callback_on_step_end_tensor_inputs",
+            f"among {list(CALLBACK_INPUTS)}",
+            self.callback_inputs,
+        )
+
+    def _check_mode(self, pipeline: MarigoldUQDepthPipeline) -> None:
+        mode, family = self.mode, pipeline.scheduler.family
+        _require(
+            mode is None or mode in pipeline.uncertainty_modes,
+            "uncertainty",
+            "'ensemble', 'trajectory' or None",
+            mode,
+        )
+        if mode is not None and self.num_members < 2:
+            raise ValueError(f"uncertainty={mode!r} needs at least 2 members; got ensemble_size={self.num_members}")
+        if mode == "trajectory" and not family.has_spread:
+            raise ValueError(
+                f"uncertainty='trajectory' draws from the head's distribution, but one call of family {family.name!r} "
+                "tells no spread; use uncertainty='ensemble', or a model of another family"
+            )
+        if mode == "trajectory" and self.callback is not None:
+            raise ValueError("callback_on_step_end follows steps of chains, and uncertainty='trajectory' takes none")
+        if mode == "trajectory" and self.output_epistemic:
+            raise ValueError("output_epistemic is an average along chains; it goes with uncertainty='ensemble' or None")
+        if self.output_epistemic and not family.has_spread:
+            raise ValueError(f"output_epistemic reads the head's variance, and family {family.name!r} has none")
+
+    def _warn_of_extremes(self) -> None:
+        tail = 1 / (self.num_members + 1)
+        if any(not tail <= level <= 1 - tail for level in self.levels):
+            logger.warning(
+                f"{self.num_members} members tell no quantile outside [{tail:.3f}, {1 - tail:.3f}]: those asked for "
+                "are the smallest or largest member; ask for coverage=, or take more members"
+            )
 
     def step_callback(self, pipeline: MarigoldUQDepthPipeline) -> StepCallback | None:
         """The user's callback as the reverse loop calls it; what it returns under "latents" replaces x_prev."""
@@ -65,197 +168,25 @@ class DepthCall:
         return after_step
 
 
-def resolve_call(
-    pipeline: MarigoldUQDepthPipeline,
-    *,
-    num_images: int,
-    num_inference_steps: int | None = None,
-    ensemble_size: int | None = None,
-    processing_resolution: int | None = None,
-    match_input_resolution: bool = True,
-    resample_methods: tuple[str, str] = ("bilinear", "bilinear"),
-    batch_size: int = 1,
-    ensembling_kwargs: dict[str, Any] | None = None,
-    generator: Generators = None,
-    output_type: str = "np",
-    uncertainty: str | None = None,
-    quantiles: Sequence[float] | None = None,
-    coverage: float | None = None,
-    output_samples: bool = False,
-    output_epistemic: bool = False,
-    callback: Callable[..., dict[str, torch.Tensor]] | None = None,
-    callback_inputs: Sequence[str] = CALLBACK_INPUTS,
-) -> DepthCall:
-    """Fill in the model's defaults; every wrong argument is a ValueError that says what was expected."""
-    if uncertainty is None and (quantiles is not None or coverage is not None):
-        uncertainty = "ensemble"  # quantiles need members
-    steps = _default("num_inference_steps", num_inference_steps, pipeline.config.default_denoising_steps)
-    resolution = _default("processing_resolution", processing_resolution, pipeline.config.default_processing_resolution)
-    members = ensemble_size if ensemble_size is not None else (DEFAULT_MEMBERS if uncertainty else 1)
-    _require(steps >= 1, "num_inference_steps", "at least 1", steps)
-    _require(members >= 1, "ensemble_size", "at least 1", members)
-    _require(batch_size >= 1, "batch_size", "at least 1", batch_size)
-    multiple = pipeline.vae_scale_factor
-    _require(
-        resolution >= 0 and resolution % multiple == 0,
-        "processing_resolution",
-        f"0 (the image's own size) or a positive multiple of {multiple}",
-        resolution,
-    )
-    for name, method in zip(("resample_method_input", "resample_method_output"), resample_methods, strict=True):
-        _require(method in RESAMPLE_METHODS, name, f"one of {', '.join(RESAMPLE_METHODS)}", method)
-    _require(output_type in ("np", "pt"), "output_type", "'np' or 'pt'", output_type)
-    _require(
-        set(callback_inputs) <= set(CALLBACK_INPUTS),
-        "callback_on_step_end_tensor_inputs",
-        f"among {list(CALLBACK_INPUTS)}",
-        callback_inputs,
-    )
-    _check_mode(pipeline, uncertainty, members, output_epistemic, callback is not None)
-    chains = members if uncertainty != "trajectory" else min(steps, members)
-    _check_generators(generator, num_images * chains)
-    _warn_of_extremes(_levels(quantiles), members)
-    return DepthCall(
-        num_images=num_images,
-        num_steps=steps,
-        mode=uncertainty,
-        num_members=members,
-        num_chains=chains,
-        resolution=resolution,
-        match_input_resolution=match_input_resolution,
-        method_input=resample_methods[0],
-        method_output=resample_methods[1],
-        batch_size=batch_size,
-        reduction=_reduction(ensembling_kwargs, uncertainty),
-        output_type=output_type,
-        levels=_levels(quantiles),
-        coverage=_coverage(coverage),
-        output_samples=output_samples,
-        output_epistemic=output_epistemic,
-        callback=callback,
-        callback_inputs=tuple(callback_inputs),
-        calibration=_calibration(pipeline, uncertainty, steps, members),
-    )
-
-
 def _require(condition: bool, name: str, expected: str, got: object) -> None:
     if not condition:
         raise ValueError(f"{name} must be {expected}; got {got!r}")
 
 
-def _default(name: str, given: int | None, default: int | None) -> int:
+def _default(call: DepthCall, name: str, default: int | None) -> int:
+    given = getattr(call, name)
     value = default if given is None else given
     if value is None:
         raise ValueError(f"{name} is not given, and the model's config has no default for it")
-    return value
-
-
-def _check_mode(
-    pipeline: MarigoldUQDepthPipeline, mode: str | None, members: int, epistemic: bool, has_callback: bool
-) -> None:
-    family = pipeline.scheduler.family
-    _require(mode is None or mode in MODES, "uncertainty", "'ensemble', 'trajectory' or None", mode)
-    if mode is not None and members < 2:
-        raise ValueError(f"uncertainty={mode!r} needs at least 2 members; got ensemble_size={members}")
-    if mode == "trajectory" and not family.has_spread:
-        raise ValueError(
-            f"uncertainty='trajectory' draws from the head's law, but one call of family {family.name!r} tells no "
-            "spread; use uncertainty='ensemble', or a model of another family"
-        )
-    if has_callback and mode == "trajectory":
-        raise ValueError("callback_on_step_end follows the steps of chains, and uncertainty='trajectory' takes none")
-    if epistemic and mode == "trajectory":
-        raise ValueError("output_epistemic is an average along chains; it goes with uncertainty='ensemble' or None")
-    if epistemic and not family.has_spread:
-        raise ValueError(f"output_epistemic reads the head's variance, and family {family.name!r} has none")
-
-
-def _check_generators(generator: Generators, expected: int) -> None:
-    if generator is None or isinstance(generator, torch.Generator):
-        return
-    if not isinstance(generator, list | tuple) or not all(isinstance(one, torch.Generator) for one in generator):
-        raise ValueError(f"generator is a torch.Generator, a list of them or None; got {type(generator).__name__}")
-    if len(generator) != expected:
-        raise ValueError(f"a list of generators has one per chain, images x chains = {expected}; got {len(generator)}")
-    if len({one.device.type for one in generator}) > 1:
-        raise ValueError("all generators of a list must be on the same device")
+    return int(value)
 
 
 def _reduction(options: dict[str, Any] | None, mode: str | None) -> Reduction:
-    """The mean for draws of one law, which is known to be their centre; else the median, which outliers do not move."""
+    """The mean for draws of one distribution, which is their known centre; else the median, robust to outliers."""
     options = options or {}
-    unknown = set(options) - SOLVER_OPTIONS - {"reduction"}
+    unknown = set(options) - _SOLVER_OPTIONS - {"reduction"}
     if unknown:
         raise ValueError(f"ensembling_kwargs has unknown keys {sorted(unknown)}; known: 'reduction'")
     reduction = options.get("reduction", "mean" if mode == "trajectory" else "median")
     _require(reduction in ("median", "mean"), "ensembling_kwargs['reduction']", "'median' or 'mean'", reduction)
     return cast(Reduction, reduction)
-
-
-def warn_of_late_start(scheduler: DistributionalDDIMScheduler) -> None:
-    """The chain starts from pure noise; a schedule whose first timestep expects a picture has too few steps."""
-    first = int(scheduler.timesteps[0])
-    if scheduler.alpha_bar(first) > 0.5:
-        logger.warning(
-            f"the chain starts from pure noise, but the schedule's first timestep is {first}, where x_t is mostly "
-            "signal: take more steps, or timestep_spacing='trailing'"
-        )
-
-
-def _warn_of_extremes(levels: tuple[float, ...], members: int) -> None:
-    if any(not 1 / (members + 1) <= level <= members / (members + 1) for level in levels):
-        logger.warning(
-            f"{members} members tell no quantile outside [{1 / (members + 1):.3f}, {members / (members + 1):.3f}]: "
-            "those asked for are the smallest or largest member; ask for coverage=, or take more members"
-        )
-
-
-def _levels(quantiles: Sequence[float] | None) -> tuple[float, ...]:
-    levels = tuple(float(q) for q in quantiles or ())
-    _require(all(0 < q < 1 for q in levels), "quantiles", "levels strictly between 0 and 1", levels)
-    return levels
-
-
-def _coverage(coverage: float | None) -> float | None:
-    if coverage is not None:
-        _require(0 < coverage < 1, "coverage", "strictly between 0 and 1", coverage)
-    return coverage
-
-
-def stored_calibrations(stored: dict[str, Any] | None) -> dict[str, Calibration]:
-    """The pipeline's config entry as a calibration per mode."""
-    unknown = set(stored or {}) - set(MODES)
-    if unknown:
-        raise ValueError(
-            f"the pipeline's calibration has one entry per way to uncertainty, {' and '.join(MODES)}; got the keys "
-            f"{sorted(unknown)}: store it with pipeline.calibrate(mode, calibration)"
-        )
-    return {mode: Calibration.from_dict(values) for mode, values in (stored or {}).items()}
-
-
-def add_calibration(stored: dict[str, Any] | None, mode: str, calibration: Calibration) -> dict[str, Any]:
-    """The config entry with the calibration of one mode put in."""
-    _require(mode in MODES, "mode", f"one of {', '.join(MODES)}", mode)
-    calibrations = {**stored_calibrations(stored), mode: calibration}
-    taus = {name: one.tau for name, one in calibrations.items()}
-    _require(len(set(taus.values())) == 1, "tau", "the same for all modes: it lives in the one scheduler", taus)
-    return {name: one.to_dict() for name, one in calibrations.items()}
-
-
-def _calibration(pipeline: MarigoldUQDepthPipeline, mode: str | None, steps: int, members: int) -> Calibration:
-    """What was chosen on held-out data for this mode; a call under other conditions is warned, another tau refused."""
-    calibration = stored_calibrations(pipeline.config.calibration).get(mode or "")
-    if calibration is None:
-        return Calibration()
-    if calibration.tau != pipeline.scheduler.config.tau:
-        raise ValueError(
-            f"the calibration of uncertainty={mode!r} was made with tau = {calibration.tau}, but the scheduler has "
-            f"tau = {pipeline.scheduler.config.tau}: set it back with scheduler.calibrate(...), or calibrate anew"
-        )
-    for name, chosen, used in (
-        ("num_inference_steps", calibration.num_steps, steps),
-        ("ensemble_size", calibration.num_members, members),
-    ):
-        if chosen is not None and chosen != used:
-            logger.warning(f"calibrated with {name}={chosen}, called with {used}: kappa and intervals may not hold")
-    return calibration

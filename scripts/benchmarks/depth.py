@@ -1,14 +1,13 @@
 """What depth with uncertainty costs, beside diffusers' `MarigoldDepthPipeline` with the same weights.
 
-    python scripts/benchmarks/depth.py              # two tables, about 10 minutes on one thread
-    python scripts/benchmarks/depth.py --full-size  # Stable Diffusion 2's U-Net in every family: 8 GB, 4 GB of disk
+    python scripts/benchmarks/depth.py                   # two tables, about 10 minutes on one thread
+    python scripts/benchmarks/depth.py --full_size true  # Stable Diffusion 2's U-Net in every family: 8 GB of memory
 
 Weights are random: this measures time, memory and sampling error, not depth. Every method runs in a process of its own,
 turn by turn, so that peak memory is its own and a busy machine disturbs all alike; seconds are processor time on one
 thread, the median over turns. Prints Markdown.
 """
 
-import argparse
 import json
 import math
 import os
@@ -19,9 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,10 +30,11 @@ from diffusers.schedulers.scheduling_ddim import DDIMScheduler
 from torch import Tensor, nn
 
 from marigold_uq import DistributionalDDIMScheduler, MarigoldUQDepthPipeline
+from marigold_uq.commands.runner import Invocation, run_command
 from marigold_uq.denoising import predict_noise
 from marigold_uq.models.prompt_embedding import PromptEmbedding
 from marigold_uq.models.widen import narrow, widen
-from marigold_uq.pipelines.depth.members import ChainResult, merge_chains
+from marigold_uq.pipelines.depth.latents import ChainResult, merge_chains
 
 FAMILY_OPTIONS: dict[str, dict[str, int]] = {
     "gaussian": {},
@@ -180,16 +179,45 @@ def peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
-def measure_apart(method: str, options: argparse.Namespace) -> Measurement:
+@dataclass(frozen=True)
+class BenchmarkOptions:
+    """Measure what depth with uncertainty costs, beside diffusers' pipeline with the same weights.
+
+    Args:
+        size: Edge of the image in pixels, a multiple of 16.
+        steps: Denoising steps.
+        ensemble_size: Members.
+        turns: Measurements of each method.
+        full_size: Stable Diffusion 2's U-Net instead of the tables.
+        cells: Edge of the latent at full size.
+        skip_costs: Only the table of draws.
+        only: Measure one method in this process and print JSON.
+    """
+
+    size: int = 256
+    steps: int = 4
+    ensemble_size: int = 10
+    turns: int = 3
+    full_size: bool = False
+    cells: int = 24
+    skip_costs: bool = False
+    only: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.only is not None and self.only not in METHODS:
+            raise ValueError(f"unknown method {self.only!r}; known: {', '.join(METHODS)}")
+
+
+def measure_apart(method: str, options: BenchmarkOptions) -> Measurement:
     """`measure` in a fresh process with one thread."""
-    size, steps, members = (str(value) for value in (options.size, options.steps, options.members))
-    command = [sys.executable, __file__, "--size", size, "--steps", steps, "--members", members, "--only", method]
+    size, steps, members = (str(value) for value in (options.size, options.steps, options.ensemble_size))
+    command = [sys.executable, __file__, "--size", size, "--steps", steps, "--ensemble_size", members, "--only", method]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     return Measurement(**json.loads(result.stdout.splitlines()[-1]))
 
 
-def cost_table(options: argparse.Namespace) -> None:
+def cost_table(options: BenchmarkOptions) -> None:
     """Seconds, memory and network calls of all methods, turn by turn."""
     turns: dict[str, list[Measurement]] = {method: [] for method in METHODS}
     for _ in range(options.turns):
@@ -197,7 +225,7 @@ def cost_table(options: argparse.Namespace) -> None:
             turns[method].append(measure_apart(method, options))
     parameters = sum(weight.numel() for weight in medium_unet().parameters()) / 1e6
     print(
-        f"\n{options.size} x {options.size} pixels, {options.steps} steps, {options.members} members, U-Net of "
+        f"\n{options.size} x {options.size} pixels, {options.steps} steps, {options.ensemble_size} members, U-Net of "
         f"{parameters:.1f} M parameters, {options.turns} turns\n"
     )
     print("| method | U-Net calls | seconds | times faster | peak MB | MB above the model |")
@@ -224,11 +252,11 @@ def antithetic(noise: Tensor) -> Tensor:
 
 
 def recentred(noise: Tensor) -> Tensor:
-    """What the pipeline does: independent draws, moved together to the mean of the law."""
+    """What the pipeline does: independent draws, moved together to the known mean."""
     return merge_chains([ChainResult(noise, mean=torch.zeros_like(noise[0]))], len(noise)).latents
 
 
-def draws_table(options: argparse.Namespace) -> None:
+def draws_table(options: BenchmarkOptions) -> None:
     """Errors of the mean and the standard deviation of decoded maps, per way of drawing latents."""
     vae = medium_vae()
     generator = torch.Generator().manual_seed(0)
@@ -331,35 +359,26 @@ def one_step(unet: UNet2DConditionModel, scheduler: DistributionalDDIMScheduler,
     return scheduler.step(law, t, x_t, generator=generator).prev_sample
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", type=int, default=256, help="edge of the image in pixels, a multiple of 16")
-    parser.add_argument("--steps", type=int, default=4, help="denoising steps")
-    parser.add_argument("--members", type=int, default=10, help="members")
-    parser.add_argument("--turns", type=int, default=3, help="measurements of each method")
-    parser.add_argument("--full-size", action="store_true", help="Stable Diffusion 2's U-Net instead of the tables")
-    parser.add_argument("--cells", type=int, default=24, help="edge of the latent at full size")
-    parser.add_argument("--skip-costs", action="store_true", help="only the table of draws")
-    parser.add_argument("--only", choices=METHODS, help="measure one method in this process and print JSON")
-    return parser.parse_args()
-
-
-def main() -> None:
-    options = parse()
-    torch.set_num_threads(1 if not options.full_size else torch.get_num_threads())
+def run(options: BenchmarkOptions, invocation: Invocation) -> int:
+    """Print the tables; `only` measures one method in this process."""
+    torch.set_num_threads(torch.get_num_threads() if options.full_size else 1)
     if options.only:
-        print(json.dumps(measure(options.only, options.size, options.steps, options.members).__dict__))
-        return
-    print(
-        f"`python {' '.join([Path(sys.argv[0]).name, *sys.argv[1:]])}`, torch {torch.__version__}, {platform.machine()}"
-    )
+        print(json.dumps(measure(options.only, options.size, options.steps, options.ensemble_size).__dict__))
+        return 0
+    print(f"`{invocation.command}`, torch {torch.__version__}, {platform.machine()}")
     if options.full_size:
         full_size_table(options.cells)
-        return
+        return 0
     if not options.skip_costs:
         cost_table(options)
     draws_table(options)
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0, or 2 for an error that names what to mend."""
+    return run_command("scripts/benchmarks/depth.py", BenchmarkOptions, run, arguments)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

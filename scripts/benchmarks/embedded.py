@@ -1,12 +1,11 @@
 """Seconds, U-Net calls and peak memory per picture of a small depth model, by mode and number of steps.
 
-python scripts/benchmarks/embedded.py --model embedded --members 10 --steps 1 4
+python scripts/benchmarks/embedded.py --model embedded --ensemble_size 10 --steps '[1, 4]'
 
 Each row runs in a process of its own on the sample pictures of the package: peak memory is that of the whole process,
 interpreter and libraries included; seconds are the median per picture after a first one that warms up. Prints Markdown.
 """
 
-import argparse
 import json
 import resource
 import statistics
@@ -14,17 +13,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import torch
 
 from marigold_uq.commands.depth import sample_pictures
-from marigold_uq.commands.model import load_pipeline
+from marigold_uq.commands.runner import Invocation, run_command
+from marigold_uq.depth.model import load_pipeline
 
-MODES = ("none", "trajectory", "ensemble")
+Mode = Literal["none", "trajectory", "ensemble"]
 
 
-def measure(model: str, mode: str, steps: int, members: int, turns: int) -> dict[str, Any]:
+def measure(model: str, mode: Mode, steps: int, members: int, turns: int) -> dict[str, Any]:
     """One mode in this process."""
     pipeline = load_pipeline(model, device="cpu")
     rows = []  # of each U-Net call, how many latents it was given
@@ -49,31 +50,50 @@ def measure(model: str, mode: str, steps: int, members: int, turns: int) -> dict
     return {"seconds": statistics.median(seconds), "calls": sum(rows), "megabytes": peak}
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure every mode in a process of its own and print the table; `--only` measures one in this process."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="embedded")
-    parser.add_argument("--members", type=int, default=10)
-    parser.add_argument("--steps", nargs="+", type=int, default=[1, 4])
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--only", choices=MODES, help="measure one mode, at the first of the steps, and print JSON")
-    args = parser.parse_args(arguments)
-    if args.only:
-        print(json.dumps(measure(args.model, args.only, args.steps[0], args.members, args.turns)))
-        return
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {args.members} members\n")
+@dataclass(frozen=True)
+class BenchmarkOptions:
+    """Measure what a small depth model costs per picture, by mode and number of steps.
+
+    Args:
+        model: "embedded", a folder, or a Hub name.
+        ensemble_size: Members of the modes with uncertainty.
+        steps: Numbers of denoising steps.
+        turns: Measurements of each picture after one that warms up.
+        only: Measure one mode, at the first of the steps, in this process, and print JSON.
+    """
+
+    model: str = "embedded"
+    ensemble_size: int = 10
+    steps: tuple[int, ...] = (1, 4)
+    turns: int = 5
+    only: Mode | None = None
+
+
+def run(options: BenchmarkOptions, invocation: Invocation) -> int:
+    """Measure every mode in a process of its own and print the table; `only` measures one in this process."""
+    members = options.ensemble_size
+    if options.only:
+        print(json.dumps(measure(options.model, options.only, options.steps[0], members, options.turns)))
+        return 0
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {members} members\n")
     print("| steps | mode | U-Net rows per picture | seconds per picture | peak MB |\n|---|---|---|---|---|")
-    for steps in args.steps:
-        for mode in MODES:
-            command = [sys.executable, __file__, "--model", args.model, "--members", str(args.members)]
-            command += ["--steps", str(steps), "--turns", str(args.turns), "--only", mode]
+    for steps in options.steps:
+        for mode in get_args(Mode):
+            command = [sys.executable, __file__, "--model", options.model, "--ensemble_size", str(members)]
+            command += ["--steps", f"[{steps}]", "--turns", str(options.turns), "--only", mode]
             output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
             found = json.loads(output.splitlines()[-1])
             print(
                 f"| {steps} | {mode} | {found['calls']} | {found['seconds']:.2f} | {found['megabytes']:.0f} |",
                 flush=True,
             )
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0, or 2 for an error that names what to mend."""
+    return run_command("scripts/benchmarks/embedded.py", BenchmarkOptions, run, arguments)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -7,9 +7,8 @@ All start from the same smooth states and run for the same time; errors are rela
 reference (1024 points, step 0.01). Times are processor time, without py-pde's compilation. About two minutes.
 """
 
-import argparse
 import json
-import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,7 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from marigold_uq.commands.runner import Invocation, run_command
 from marigold_uq.field.data import KuramotoSivashinsky
+from marigold_uq.files import atomic_path
 
 Floats = NDArray[np.float64]
 DURATION = 20.0  # errors at most double every 7 time units: later, chaos and not the solver decides
@@ -111,14 +112,25 @@ def ratios(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def main() -> None:
+@dataclass(frozen=True)
+class Options:
+    """Compare our generator with py-pde.
+
+    Args:
+        batch: Trajectories of ours at once.
+        reference_trajectories: Trajectories of py-pde.
+        seed: Of the initial states.
+        output: Also write JSON here.
+    """
+
+    batch: int = 64
+    reference_trajectories: int = 4
+    seed: int = 0
+    output: Path | None = None
+
+
+def run(args: Options, invocation: Invocation) -> int:
     """Run all solvers, print the table and the ratios."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, default=64, help="trajectories of ours at once (%(default)s)")
-    parser.add_argument("--reference-trajectories", type=int, default=4, help="trajectories of py-pde (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, help="also write JSON here")
-    args = parser.parse_args()
     torch.set_num_threads(1)
     start = initial_states(args.batch, args.seed)
     compared = start[: args.reference_trajectories]
@@ -130,10 +142,10 @@ def main() -> None:
     print("\n".join(f"| {row.solver} | {row.error:.1e} | {1e3 * row.seconds:.3g} |" for row in rows))
     print("\n".join(ratios(rows)))
     if args.output:
-        temporary = args.output.with_name(f".{args.output.name}.tmp")
-        temporary.write_text(json.dumps([asdict(row) for row in rows], indent=2), encoding="utf-8")
-        os.replace(temporary, args.output)
+        with atomic_path(args.output, overwrite=True) as temporary:
+            temporary.write_text(json.dumps([asdict(row) for row in rows], indent=2), encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command("scripts/benchmarks/pde.py", Options, run))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.scripts import parse_options
 from support.tiny_training import train_depth_script
 
 from marigold_uq.depth.config import DepthTrainConfig
@@ -16,10 +17,7 @@ PAPER = ["gaussian", "low_rank", "mixture", "point", "sample"]
 
 
 def parse(*arguments: str) -> DepthTrainConfig:
-    parser = train_depth_script().make_parser()
-    values = parser.instantiate(parser.parse_args(list(arguments)))
-    values.pop("config", None)
-    return DepthTrainConfig(**values)
+    return parse_options(DepthTrainConfig, *arguments, defaults=train_depth_script().DEFAULTS)
 
 
 def leaves(tree: Any, prefix: str = "") -> dict[str, Any]:

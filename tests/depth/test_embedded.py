@@ -15,8 +15,7 @@ from marigold_uq.depth.evaluation.options import PipelineOptions
 from marigold_uq.depth.evaluation.predictors import PipelinePredictor
 from marigold_uq.depth.evaluation.protocol import Aligned, DepthProtocol
 from marigold_uq.depth.scenes import ProceduralScenes
-from marigold_uq.pipelines.depth.call import stored_calibrations
-from marigold_uq.pipelines.depth.embedded import embedded_path
+from marigold_uq.pipelines.depth.starting_point import embedded_path
 
 
 def test_it_is_half_precision_and_small_and_has_a_card() -> None:
@@ -38,14 +37,14 @@ def test_it_loads_by_name_without_a_word(caplog: pytest.LogCaptureFixture) -> No
     assert not caplog.records, [record.message for record in caplog.records]
 
 
-def test_it_is_calibrated_for_its_default_steps_in_both_modes() -> None:
+def test_it_is_calibrated_for_its_default_steps_in_both_modes_and_many_coverages() -> None:
     pipeline = MarigoldUQDepthPipeline.from_pretrained("embedded")
-    calibrations = stored_calibrations(pipeline.config.calibration)
-    assert sorted(calibrations) == ["ensemble", "trajectory"]
-    for calibration in calibrations.values():
-        assert calibration.num_steps == pipeline.config.default_denoising_steps
-        assert calibration.coverage == 0.9
-        assert calibration.num_calibration >= 100
+    assert sorted(str(record.uncertainty) for record in pipeline.calibrations) == ["ensemble", "trajectory"]
+    for record in pipeline.calibrations:
+        assert record.num_inference_steps == pipeline.config.default_denoising_steps
+        assert record.interval is not None
+        assert {0.5, 0.8, 0.9, 0.95, 0.99} <= set(record.interval.coverages)
+        assert record.num_calibration >= 100
 
 
 def test_on_scenes_it_never_saw_it_beats_a_ramp_and_its_interval_holds() -> None:
@@ -55,7 +54,7 @@ def test_on_scenes_it_never_saw_it_beats_a_ramp_and_its_interval_holds() -> None
     90 % at three standard errors.
     """
     scenes = ProceduralScenes(16, seed=7, split="test")
-    predictor = PipelinePredictor(PipelineOptions("embedded", mode="trajectory", members=10, batch_size=10))
+    predictor = PipelinePredictor(PipelineOptions("embedded", "trajectory", 10, batch_size=10), (0.9,))
     protocol = DepthProtocol("least_squares", "depth", False, None, None)
     errors, ramps, covered = [], [], []
     for scene in scenes:
@@ -66,7 +65,7 @@ def test_on_scenes_it_never_saw_it_beats_a_ramp_and_its_interval_holds() -> None
         prediction = aligned.prediction
         assert isinstance(prediction, Members)
         assert prediction.bounds is not None
-        lower, upper = prediction.bounds
+        ((lower, upper),) = prediction.bounds
         covered.append(float(((aligned.target >= lower) & (aligned.target <= upper)).double().mean()))
     assert np.mean(errors) < 0.9 * np.mean(ramps)
     assert 0.78 < np.mean(covered) < 0.99

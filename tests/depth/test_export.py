@@ -221,8 +221,8 @@ def test_every_format_writes_the_files_it_announces(record, tmp_path):
     assert written == list(announced)
     assert sorted(written) == sorted((tmp_path / "out").iterdir())
     assert {path.name for path in written} == {
-        *(f"room_{layer}_16bit.png" for layer in ("depth", "uncertainty", "epistemic", "q0.05", "q0.95")),
-        *(f"room_{layer}.tiff" for layer in ("depth", "uncertainty", "epistemic", "q0.05", "q0.95")),
+        *(f"room_{layer}_16bit.png" for layer in ("depth", "uncertainty", "epistemic", "lower", "upper")),
+        *(f"room_{layer}.tiff" for layer in ("depth", "uncertainty", "epistemic", "lower", "upper")),
         *(f"room_{layer}_color.png" for layer in ("depth", "uncertainty", "epistemic")),
         "room.npz", "room_sheet.png", "room.ply",
     }  # fmt: skip
@@ -238,9 +238,9 @@ def test_uncertainty_comes_back_as_data_from_every_data_format(record, tmp_path)
         np.testing.assert_array_equal(np.asarray(tiff), record.uncertainty)
         assert json.loads(tiff.tag_v2[270])["quantity"] == "uncertainty"
     with np.load(tmp_path / "room.npz") as npz:
-        for name in ("depth", "uncertainty", "epistemic", "quantiles"):
+        for name in ("depth", "uncertainty", "epistemic", "interval"):
             np.testing.assert_array_equal(npz[name], getattr(record, name))
-        assert tuple(npz["quantile_levels"]) == record.quantile_levels
+        assert npz["coverage"] == record.coverage
         assert json.loads(str(npz["metadata"]))["units"] == "m"
     vertices, _ = read_ply(tmp_path / "room.ply")
     assert len(vertices) == pytest.approx(0.9 * HEIGHT * WIDTH, abs=1)  # the default keeps nine tenths
@@ -266,8 +266,8 @@ def test_options_reach_the_files(record, tmp_path):
     options = ExportOptions(
         depth_range=(0.0, 65.535), uncertainty_max=0.5, intrinsics=(30.0, 30.0, 16.0, 12.0), keep_fraction=0.25
     )
-    no_quantiles = DepthRecord(record.image, record.depth, record.uncertainty, metadata={"units": "m"})
-    export(no_quantiles, tmp_path, "x", ["png16", "color", "uncertainty", "ply"], options=options)
+    no_interval = DepthRecord(record.image, record.depth, record.uncertainty, metadata={"units": "m"})
+    export(no_interval, tmp_path, "x", ["png16", "color", "uncertainty", "ply"], options=options)
     assert float(load_png16(tmp_path / "x_depth_16bit.png")[1]["scale"]) == pytest.approx(0.001)
     vertices, _ = read_ply(tmp_path / "x.ply")
     assert len(vertices) == HEIGHT * WIDTH // 4
@@ -312,7 +312,7 @@ def test_bad_requests_are_refused_before_anything_is_written(record, tmp_path):
         ({"image": np.zeros((4, 4, 3))}, "uint8"),
         ({"image": np.zeros((4, 4), np.uint8)}, r"\(4, 4\)"),
         ({"uncertainty": np.zeros((2, 2))}, r"uncertainty has shape \(2, 2\), but depth has \(24, 32\)"),
-        ({"quantile_levels": (0.5,)}, "one level each"),
+        ({"coverage": None}, "needs its coverage"),
         ({"depth": np.zeros((2, 3, 4))}, r"depth must be a map \(H, W\)"),
     ],
 )

@@ -10,7 +10,8 @@ from scoringrules import crps_normal
 from support.tiny_training import tiny_pipeline
 from torch import Tensor, nn
 
-from marigold_uq.depth.task import DepthTask, ObjectiveConfig
+from marigold_uq.depth.task import DepthTask
+from marigold_uq.training.objective import ObjectiveConfig
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "point": {},
@@ -24,7 +25,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 def make_task(family: str = "gaussian", prediction_type: str = "v_prediction", **objective: Any) -> DepthTask:
     pipeline = tiny_pipeline(prediction_type).with_family(family, **FAMILIES[family])
-    return DepthTask(pipeline, [], ObjectiveConfig(**objective))
+    return DepthTask(pipeline, [], ObjectiveConfig(**{"noise_strength": 0.9, **objective}))
 
 
 def sample(seed: int, height: int = 32, width: int = 48) -> dict[str, Any]:
@@ -157,9 +158,9 @@ def test_the_bandwidth_follows_past_residuals_only_and_all_of_the_steps_samples(
     task = make_task("low_rank")
     first = losses(task, [sample(0), sample(1)], [1, 2])
     assert torch.equal(first, losses(task, [sample(0), sample(1)], [1, 2]))  # unchanged until the step is over
-    assert (task.scores.scale.mean_square == 1).all()
+    assert (task.objective.scale.mean_square == 1).all()
     task.after_step(1)
-    assert (task.scores.scale.mean_square != 1).any()
+    assert (task.objective.scale.mean_square != 1).any()
     assert not torch.equal(first, losses(task, [sample(0), sample(1)], [1, 2]))
 
 
@@ -173,7 +174,7 @@ def test_a_bandwidth_can_be_given_instead() -> None:
     before = losses(task, [sample(0)], [1])
     task.after_step(1)
     assert torch.equal(before, losses(task, [sample(0)], [1]))
-    assert (task.scores.scale.mean_square == 1).all()
+    assert (task.objective.scale.mean_square == 1).all()
 
 
 @pytest.mark.parametrize(("uniform", "least", "most"), [(False, 10, 38), (True, 0, 2)])
@@ -212,19 +213,6 @@ def test_latents_may_come_ready_made() -> None:
     image, depth, valid = task.encode(task.collate([item])[0][1])
     ready = {"image_latent": image[0], "depth_latent": depth[0], "latent_valid": valid[0], "name": "ready"}
     torch.testing.assert_close(losses(task, [item], [3]), losses(task, [ready], [3]), rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"score": "mse"}, "unknown score 'mse'"),
-        ({"num_draws": 1}, "num_draws is at least 2"),
-        ({"noise_strength": -0.1}, "noise_strength is at least 0"),
-    ],
-)
-def test_an_objective_that_cannot_mean_anything_is_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ObjectiveConfig(**settings)
 
 
 def test_the_saved_pipeline_needs_no_text_encoder(tmp_path: Path) -> None:

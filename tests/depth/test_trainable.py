@@ -11,12 +11,13 @@ from support.tiny_unets import EMBEDDING_DIM
 from torch import Tensor
 
 from marigold_uq.depth.config import DepthTrainConfig
-from marigold_uq.depth.task import DepthTask, ObjectiveConfig
+from marigold_uq.depth.task import DepthTask
 from marigold_uq.distributions import NoiseDistribution
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
 from marigold_uq.scores import crps
 from marigold_uq.training.config import OptimizerConfig, TrainingConfig
 from marigold_uq.training.loop import Trainer
+from marigold_uq.training.objective import ObjectiveConfig
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "gaussian": {},
@@ -71,7 +72,11 @@ def run(
     **changes: Any,
 ) -> DepthTask:
     task = DepthTask(
-        pretrained(family), dataset or TwoLevels(64, seed=0), ObjectiveConfig(), trainable=trainable, lora_rank=2
+        pretrained(family),
+        dataset or TwoLevels(64, seed=0),
+        ObjectiveConfig(noise_strength=0.9),
+        trainable=trainable,
+        lora_rank=2,
     )
     optimizer = OptimizerConfig(learning_rate=rate, warmup_steps=0, decay="constant")
     settings: dict[str, Any] = {"batch_size": 8, "ema_decay": 0.0, "validate_every": 0, "tracker": "none", "cpu": True}
@@ -100,9 +105,7 @@ def test_head_only_leaves_the_mean_to_the_bit_and_beats_every_constant_scale(tmp
         if not torch.equal(value, before.unet.state_dict()[name])
     }
     assert set(changed) == {"conv_out.weight", "conv_out.bias"}
-    blocks = before.scheduler.family.initial_blocks(
-        FAMILIES[family].get("num_components", 1), FAMILIES[family].get("rank", 0), 1
-    )
+    blocks = before.scheduler.family.initial_blocks(before.scheduler.head_options, 1)
     moved = changed["conv_out.weight"].reshape(len(blocks), 4).any(1)
     assert moved.tolist() == [not block.moves_mean for block in blocks]
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,17 @@ from support.weather_records import record
 
 from marigold_uq.calibration import Calibration
 from marigold_uq.field import calibrate as calibration
-from marigold_uq.field.calibrate import CalibrationOptions, calibrate_field
-from marigold_uq.field.calibration_windows import allot_windows, untouched_windows
+from marigold_uq.field.calibrate import (
+    CalibrationOptions,
+    allot_windows,
+    calibrate_field,
+    fit_intervals,
+    open_rollouts,
+    untouched_windows,
+)
 from marigold_uq.field.data import Trajectories, Transitions, WeatherSequences
 from marigold_uq.field.forecasters import PipelineForecaster
-from marigold_uq.field.lead_factors import LEAST_DAMPING, best_dampings, smooth
+from marigold_uq.field.lead_factors import LEAST_DAMPING, Factors, best_dampings, smooth
 from marigold_uq.field.scores import score_forecasts
 from marigold_uq.pipelines.field import FieldForecastPipeline
 
@@ -33,99 +40,111 @@ def process_data(count: int = 40, seed: int = 0, num_states: int = 8) -> Traject
     return Trajectories(torch.stack(states, 1).float(), np.arange(float(POINTS)), np.arange(float(num_states)))
 
 
+def perfect(steps: int) -> FieldForecastPipeline:
+    """The perfect model, which samples in so many steps by default."""
+    pipeline = perfect_pipeline()
+    pipeline.register_to_config(default_denoising_steps=steps)
+    return pipeline
+
+
 def too_wide_pipeline(factor: float) -> FieldForecastPipeline:
     """The perfect model, but for a covariance of the process that is `factor` times too large."""
-    pipeline = perfect_pipeline()
+    pipeline = perfect(1)
     network: Any = pipeline.unet
     network.process.diag = factor * network.process.diag
     network.process.factor = math.sqrt(factor) * network.process.factor
     return pipeline
 
 
+def kappas(found: dict[str, Any]) -> list[float]:
+    return found["calibration"]["kappa"]
+
+
 def test_calibration_leaves_a_perfect_model_alone() -> None:
-    """60 windows of 5 correlated points: kappa is known to about 10 %, and 40 perfect members want 1.05."""
-    pipeline = perfect_pipeline()
-    options = CalibrationOptions(steps=[2], num_windows=60, num_leads=3, taus=[0.3, 2.0])
+    """60 windows of 5 correlated points: kappa is known to about 10 %, and 20 perfect samples want 1.1."""
+    pipeline = perfect(2)
+    options = CalibrationOptions(steps=[2], num_windows=60, num_leads=2, tau_evaluations=4, ensemble_size=20)
     found = calibrate_field(pipeline, process_data(), options)
-    assert pipeline.config.calibration["num_steps"] == 2
-    for kappa in found["lead_kappas"]:
-        assert 0.8 < kappa * math.sqrt(found["best"]["tau"]) < 1.35
-    pipeline.set_calibration(Calibration(tau=0.3))
+    assert pipeline.calibration_for().num_inference_steps == 2
+    for kappa in kappas(found):
+        assert 0.8 < kappa * math.sqrt(found["best"]["tau"]) < 1.4
+    pipeline.calibrate(Calibration(tau=0.3))
     assert calibrate_field(pipeline, process_data(), options) == found  # whatever was stored before
 
 
 def test_calibration_finds_the_spread_that_was_lost() -> None:
-    """A law whose covariance is 4 times too large wants tau kappa^2 = 1/4; spread/skill comes from 2 to 1."""
+    """A covariance 4 times too large wants tau kappa^2 = 1/4; spread/skill comes from 2 to 1."""
     data, pipeline = process_data(), too_wide_pipeline(4.0)
-    forecaster = PipelineForecaster(pipeline, num_members=40, num_steps=1)
+    forecaster = PipelineForecaster(pipeline, ensemble_size=40, num_inference_steps=1)
     scores = score_forecasts(forecaster, Transitions(data), range(0, 240, 2), min_scale=1e-3)
     assert float(scores["spread_skill_ratio"].value[0]) > 1.7
-    found = calibrate_field(pipeline, data, CalibrationOptions(steps=[1], num_windows=60, num_leads=3))
-    assert 0.18 < found["best"]["tau"] * found["lead_kappas"][0] ** 2 < 0.34  # 10 % of kappa, twice, and 1.05^2
+    found = calibrate_field(pipeline, data, CalibrationOptions(steps=[1], num_windows=60, num_leads=2))
+    assert 0.18 < found["best"]["tau"] * kappas(found)[0] ** 2 < 0.34  # 10 % of kappa, twice, and 1.05^2
     scores = score_forecasts(forecaster, Transitions(data), range(0, 240, 2), min_scale=1e-3)
-    ratio = scores["spread_skill_ratio"]
-    assert float(ratio.value[0]) == pytest.approx(1.0, abs=0.12)
+    assert float(scores["spread_skill_ratio"].value[0]) == pytest.approx(1.0, abs=0.12)
 
 
-def test_every_number_of_steps_and_colour_is_compared_and_tau_tried_for_the_winner() -> None:
-    """White and coloured noise for each number of steps, then tau for the winner alone."""
+def test_every_number_of_steps_is_compared_and_tau_searched_for_the_winner() -> None:
     pipeline = tiny_pipeline(data=process_data())
-    pipeline.register_to_config(default_num_inference_steps=2)
-    options = CalibrationOptions(steps=[1, 3], num_windows=8, num_leads=2, taus=[0.1, 2.0])
+    pipeline.register_to_config(default_denoising_steps=2)
+    options = CalibrationOptions(steps=[1, 3], num_windows=8, num_leads=2, tau_evaluations=4)
     found = calibrate_field(pipeline, process_data(), options)
-    names = [(one["name"], one["steps"], one["tau"]) for one in found["candidates"]]
-    expected = [(f"{color}, {how}", steps, 1.0) for steps in (1, 2, 3) for color in ("white", "coloured")
-                for how in ("as it is", "kappa")]  # fmt: skip
-    assert names[:-4] == expected
-    assert [(name.split(", ")[1], tau) for name, _, tau in names[-4:]] == [
-        (how, tau) for tau in (0.1, 2.0) for how in ("tau", "tau and kappa")
-    ]
-    assert found["best"]["score"] == min(one["score"] for one in found["candidates"] if one["name"].endswith("kappa"))
-    assert len(found["lead_kappas"]) == 2
+    settings = [(one["steps"], one["tau"]) for one in found["candidates"]]
+    assert settings[:3] == [(1, 1.0), (2, 1.0), (3, 1.0)]
+    assert len(settings) == 3 + 4
+    assert {steps for steps, _ in settings[3:]} == {found["best"]["steps"]}
+    assert found["best"]["score"] == min(one["score"] for one in found["candidates"])
+    assert found["candidates"][0]["score_alone"] == pytest.approx(1.0)  # the unit
+    assert len(kappas(found)) == 2
 
 
 def test_lead_times_count_alike_in_the_choice_whatever_their_errors() -> None:
-    """The first candidate is the unit; a CRPS halved at the first lead time counts as much as one at the second."""
-    options = CalibrationOptions(steps=[1], num_windows=8, num_leads=2)
-    pipeline = tiny_pipeline(data=process_data())
-    comparison = calibration._Comparison(pipeline, calibration.Rollouts({}, [], torch.zeros(0), None), options, None)
-    comparison._unit = (0.01, 1.0)
-    assert comparison._score((0.005, 1.0)) == comparison._score((0.01, 0.5)) == pytest.approx(0.75)
-    found = calibrate_field(pipeline, process_data(), options)
-    assert found["candidates"][0]["score"] == pytest.approx(1.0)
+    """A CRPS halved at the first lead time counts as much as one at the last, where errors are 100 times larger."""
+    pipeline, data = tiny_pipeline(data=process_data()), process_data()
+    options = CalibrationOptions(steps=[1], num_leads=2, choice_size=4)
+    rollouts = open_rollouts(pipeline, Transitions(data, num_leads=2), list(range(0, 60, 3)))
+    candidates: list[Any] = []
+    compare = calibration._Comparison(pipeline, rollouts, options, candidates, SimpleNamespace(update=lambda: None))
+    compare(1, 1.0)
+    assert compare.unit is not None
+    whole = candidates[0].score_alone
+    for lead in range(2):
+        compare.unit = compare.unit * torch.tensor([2.0, 1.0] if lead == 0 else [0.5, 2.0], dtype=torch.float64)
+        compare(1, 1.0)
+        assert candidates[-1].score_alone == pytest.approx(0.75 * whole)
 
 
-def test_tau_is_tried_once_where_there_is_nothing_for_it_to_multiply() -> None:
+def test_tau_is_not_searched_where_there_is_nothing_for_it_to_multiply() -> None:
     """The family `point` in one step has no spread of its own."""
     pipeline = tiny_pipeline("point", data=process_data())
-    pipeline.register_to_config(default_num_inference_steps=1)
+    pipeline.register_to_config(default_denoising_steps=1)
     found = calibrate_field(pipeline, process_data(), CalibrationOptions(steps=[1], num_windows=8, num_leads=2))
-    assert [one["tau"] for one in found["candidates"]] == [1.0, 1.0, 0.03, 0.03]
+    assert [one["tau"] for one in found["candidates"]] == [1.0]
 
 
 def test_settings_whose_rollouts_leave_the_numbers_lose_and_if_all_do_it_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    options = CalibrationOptions(steps=[1, 2], num_windows=8, num_leads=2, taus=[], color=False)
-    members, broken, late = calibration._members, {1}, False
+    options = CalibrationOptions(steps=[1, 2], num_windows=8, num_leads=2, tau_evaluations=0)
+    draw, broken, late = calibration.draw_samples, {1}, False
 
     def diverge(*arguments: Any) -> torch.Tensor:
-        found = members(*arguments)
-        is_last = arguments[4] == options.num_members
+        found = draw(*arguments)
+        is_last = arguments[4] == options.ensemble_size
         return found * 1e30 if arguments[3] in broken or (is_last and late) else found
 
-    monkeypatch.setattr(calibration, "_members", diverge)
+    monkeypatch.setattr(calibration, "draw_samples", diverge)
     pipeline = tiny_pipeline(data=process_data())
-    pipeline.register_to_config(default_num_inference_steps=2)
+    pipeline.register_to_config(default_denoising_steps=2)
     found = calibrate_field(pipeline, process_data(), options)
-    assert [one["score"] is None for one in found["candidates"]] == [True, True, False, False]
+    assert [one["score"] is None for one in found["candidates"]] == [True, False]
     assert found["best"]["steps"] == 2
     json.dumps(found, allow_nan=False)
     late = True
     with pytest.raises(FloatingPointError, match=r"2 steps: rollouts of \d+ windows diverge"):
         calibrate_field(pipeline, process_data(), options)
     broken.add(2)
-    with pytest.raises(FloatingPointError, match="none of 4 settings"):
+    with pytest.raises(FloatingPointError, match="none of 2 settings"):
         calibrate_field(pipeline, process_data(), options)
 
 
@@ -167,92 +186,85 @@ def test_calibration_damps_a_model_that_trusts_states_without_memory() -> None:
     season = float((pipeline.expected_states(times, 3) - truth).square().mean())
 
     def error() -> float:
-        forecast = pipeline(history, 3, time=times, num_members=8, num_inference_steps=1)
-        return float((forecast.mean - truth).square().mean())
+        forecast = pipeline(history, 3, time=times, ensemble_size=8, num_inference_steps=1)
+        return float((forecast.prediction - truth).square().mean())
 
     assert error() > 1.7 * season
-    options = CalibrationOptions(steps=[1], num_windows=8, num_leads=3, taus=[], num_members=8)
+    options = CalibrationOptions(steps=[1], num_windows=8, num_leads=3, tau_evaluations=0, ensemble_size=8)
     found = calibrate_field(pipeline, data, options, train=data)
     assert pipeline.config.lead_dampings == found["lead_dampings"]
     assert error() < 1.1 * season
     assert pipeline.config.lead_season_shares == found["lead_season_shares"]
-    calibrated = pipeline(history, 3, time=times, num_members=8)
-    assert float(calibrated.spread.square().mean().sqrt()) == pytest.approx(math.sqrt(season), rel=0.25)
+    calibrated = pipeline(history, 3, time=times, ensemble_size=8)
+    assert float(calibrated.uncertainty.square().mean().sqrt()) == pytest.approx(math.sqrt(season), rel=0.25)
 
 
-def test_choice_colour_and_intervals_have_windows_of_their_own() -> None:
+def test_choice_and_intervals_have_windows_of_their_own() -> None:
     for count, available in ((16, 345), (3, 16), (60, 160), (16, 20_000)):
         windows = allot_windows(count, 64, 128, available)
         assert len(windows.scored) == min(count, available // 2)
         assert len(windows.fitted) == pytest.approx(min(64, available // 2), rel=0.2)
-        assert windows.color
-        assert not {*windows.scored, *windows.fitted} & {*windows.color, *windows.intervals}
-        assert not {*windows.color} & {*windows.intervals}
+        assert not {*windows.scored, *windows.fitted} & {*windows.intervals}
     assert len(windows.intervals) == pytest.approx(128, rel=0.1)
 
 
 def test_intervals_are_calibrated_on_trajectories_that_no_choice_has_seen() -> None:
     windows = Transitions(process_data(400), num_leads=3)
     allotted = allot_windows(16, 64, 128, len(windows))
-    touched = {windows.sequence_of(i) for i in (*allotted.scored, *allotted.fitted, *allotted.color)}
+    touched = {windows.sequence_of(i) for i in (*allotted.scored, *allotted.fitted)}
     intervals = untouched_windows(windows, allotted)
     assert len(intervals) > 90
     assert not touched & {windows.sequence_of(i) for i in intervals}
 
 
-def test_intervals_cover_what_they_promise_at_every_lead_time_where_the_law_is_far_too_wide(
+def test_intervals_cover_what_they_promise_at_every_lead_time_where_the_spread_is_far_too_wide(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without kappas a law of twice the spread wants q about 1; fresh trajectories know the coverage to .01."""
-    monkeypatch.setattr(calibration, "_fit_factors", lambda *_: calibration.Factors([1.0] * 3, None, None))
+    """Without kappas twice the spread wants q about 1; fresh trajectories know the coverage to .01."""
+    monkeypatch.setattr(calibration, "fit_factors", lambda pipeline, rollouts, chosen, options: Factors(chosen))
     pipeline = too_wide_pipeline(4.0)
-    options = CalibrationOptions(steps=[1], num_windows=16, num_leads=3, taus=[])
+    options = CalibrationOptions(steps=[1], num_windows=16, num_leads=3, tau_evaluations=0, ensemble_size=20)
     found = calibrate_field(pipeline, process_data(800), options)
-    stored = Calibration.from_dict(pipeline.config.calibration)
-    assert stored.coverage == 0.95
+    stored = pipeline.calibration_for()
+    assert stored.interval is not None
     assert stored.num_calibration == found["num_interval_units"] > 90
-    assert list(pipeline.interval_scales or ()) == found["lead_interval_scales"]
-    assert all(0.8 < scale < 1.4 for scale in found["lead_interval_scales"])
+    assert all(0.8 < scale < 1.4 for scale in stored.interval.scale(0.95))
     windows = Transitions(process_data(400, seed=1), num_leads=3)
-    scores = score_forecasts(PipelineForecaster(pipeline, num_steps=1), windows, range(0, 1600, 4), min_scale=1e-3)
+    forecaster = PipelineForecaster(pipeline, ensemble_size=20, num_inference_steps=1)
+    scores = score_forecasts(forecaster, windows, range(0, 1600, 4), min_scale=1e-3)
     for lead in range(3):
         assert 0.93 < float(scores["conformal_coverage"].value[lead]) < 0.98
-        assert float(scores["coverage"].value[lead]) > 0.99  # of the members' quantiles
         assert float(scores["conformal_width"].value[lead]) > 0
-    few = score_forecasts(PipelineForecaster(pipeline, num_members=1), windows, [0, 1], min_scale=1e-3)
-    assert "conformal_coverage" not in few  # the interval holds for 40 members
+    assert PipelineForecaster(pipeline, ensemble_size=1).interval_scales(0.95) is None  # it holds for 20 samples
+    assert forecaster.interval_scales(0.9999) is None  # nothing was promised so far out
 
 
 def test_windows_of_one_trajectory_are_one_unit_and_one_trajectory_promises_nothing() -> None:
-    pipeline, long = perfect_pipeline(), process_data(1, num_states=400)
+    pipeline, long = perfect(1), process_data(1, num_states=400)
     windows = Transitions(long, num_leads=2)
     assert untouched_windows(windows, allot_windows(16, 64, 128, len(windows))) == []
-    options = CalibrationOptions(steps=[1], num_windows=4, num_leads=2, taus=[])
-    assert calibration._interval_scales(pipeline, windows, list(range(0, 300, 3)), options, 1) == (None, 1)
+    options = CalibrationOptions(steps=[1], num_windows=4, num_leads=2, ensemble_size=8)
+    chosen = Factors(Calibration(num_inference_steps=1, ensemble_size=8))
+    grid, units = fit_intervals(pipeline, windows, list(range(0, 300, 3)), chosen, options)
+    assert units == 1
+    assert grid is None or grid.coverages[-1] <= 0.5  # one unit can promise a half at most
     several = Transitions(process_data(30), num_leads=2)
-    scales, units = calibration._interval_scales(pipeline, several, list(range(len(several))), options, 1)
+    grid, units = fit_intervals(pipeline, several, list(range(len(several))), chosen, options)
     assert units == 30
-    assert scales is not None
-    assert len(scales) == 2
+    assert grid is not None
+    assert grid.num_outputs == 2
+    assert grid.coverages[-1] == 0.96  # 1 - 1/31
 
 
 def test_intervals_can_be_left_out_and_nonsense_is_refused_before_anything_is_rolled_out() -> None:
-    pipeline = perfect_pipeline()
-    options = CalibrationOptions(steps=[1], num_windows=8, num_leads=2, taus=[], interval_windows=0)
-    assert calibrate_field(pipeline, process_data(), options)["lead_interval_scales"] is None
-    with pytest.raises(ValueError, match="share within"):
-        CalibrationOptions(coverage=95)
-    with pytest.raises(ValueError, match=r"got \{'num_members': 1\}"):
-        CalibrationOptions(num_members=1)
-
-
-def test_too_few_trajectories_promise_nothing() -> None:
-    pipeline = perfect_pipeline()
-    options = CalibrationOptions(steps=[1], num_windows=4, num_leads=2, taus=[], num_members=8)
-    found = calibrate_field(pipeline, process_data(12), options)
-    assert found["lead_interval_scales"] is None
-    assert found["num_interval_units"] < 19
-    assert pipeline.interval_scales is None
+    pipeline = perfect(1)
+    options = CalibrationOptions(steps=[1], num_windows=8, num_leads=2, tau_evaluations=0, interval_windows=0)
+    assert calibrate_field(pipeline, process_data(), options)["calibration"]["interval"] is None
+    assert pipeline.calibration_for().interval is None
+    with pytest.raises(ValueError, match=r"ensemble_size at least 3; got \{'ensemble_size': 1\}"):
+        CalibrationOptions(ensemble_size=1)
+    with pytest.raises(ValueError, match="must be 0 or at least 4"):
+        CalibrationOptions(tau_evaluations=2)
 
 
 def test_kappas_are_smoothed_over_lead_times_but_the_first_and_the_last() -> None:

@@ -49,7 +49,7 @@ def test_the_iterator_yields_the_start_and_then_steps_as_the_pipeline_makes_them
     for lead in range(2):
         time = np.tile(DATES, ENSEMBLE) + lead * np.timedelta64(6, "h")
         streams = prognostic._streams(x, OrderedDict({**coords, "lead_time": states[lead][1]["lead_time"]}))
-        new = prognostic.pipeline(history, num_members=1, time=time, generator=streams).members[0]
+        new = prognostic.pipeline(history, ensemble_size=1, time=time, generator=streams).samples[0]
         torch.testing.assert_close(states[1 + lead][0].flatten(0, 2), new[:, 0], rtol=1e-5, atol=1e-3)
         history = torch.cat([history[:, 1:], new], 1)
     assert float(states[2][0].std(0).mean()) > 0.01  # members differ though they start alike
@@ -93,9 +93,9 @@ def test_mini_batches_of_an_ensemble_are_its_parts() -> None:
 
 def test_kappa_cannot_be_applied_to_single_members_and_this_is_said() -> None:
     pipeline = tiny_weather()
-    pipeline.set_calibration(Calibration(), [1.0, 1.5])
+    pipeline.calibrate(Calibration(kappa=(1.0, 1.5)))
     with pytest.warns(UserWarning, match=r"not applied \(kappas .1.0, 1.5., dampings ..,"):
         Earth2StudioPrognostic(pipeline)
-    pipeline.set_calibration(Calibration(), [1.0], [0.5])
+    pipeline.calibrate(Calibration(kappa=(1.0,)), lead_dampings=[0.5])
     with pytest.warns(UserWarning, match=r"not applied .*dampings .0.5."):
         Earth2StudioPrognostic(pipeline)

@@ -55,10 +55,10 @@ def data_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class Honest:
-    """Members with the law of the truth: a random walk from the last state."""
+class Perfect:
+    """Samples with the distribution of the truth: a random walk from the last state."""
 
-    name = "honest"
+    name = "perfect"
 
     def forecast(self, batch: dict[str, Any], ids: Any, num_leads: int) -> Tensor:
         last, members = batch["history"][:, -1], []
@@ -68,11 +68,11 @@ class Honest:
         return last[:, None] + torch.stack(members, 1)
 
 
-def test_an_honest_forecast_is_scored_as_one_at_every_lead_time() -> None:
+def test_a_perfect_forecast_is_scored_as_one_at_every_lead_time() -> None:
     """Random walk: RMSE sqrt(lead (1 + 1/M)), spread/skill 1, coverage 0.95, CRPS sqrt(lead/pi); 4.5 errors."""
     windows = Transitions(walks(400), num_leads=3)
     indices = spread_windows(300, len(windows))
-    found = score_forecasts(Honest(), windows, indices, min_scale=1e-3)
+    found = score_forecasts(Perfect(), windows, indices, min_scale=1e-3)
     for lead in range(3):
         variance = lead + 1
         expected = {
@@ -114,14 +114,14 @@ def test_maps_are_weighted_by_the_cosine_of_latitude() -> None:
 def test_climatology_takes_training_states_of_the_same_time_and_season() -> None:
     data = walks(30)
     batch = {"history": data.states[:1, :2].unsqueeze(2), "time": [1.0]}
-    members = Climatology(data, num_members=20).forecast(batch, [0], 3)
+    members = Climatology(data, ensemble_size=20).forecast(batch, [0], 3)
     assert members.shape == (20, 1, 3, 1, 8)
     for lead in range(3):
         states = {tuple(state.tolist()) for state in data.states[:, 2 + lead]}
         assert all(tuple(member[0].tolist()) in states for member in members[:, 0, lead])
         assert len({tuple(member[0].tolist()) for member in members[:, 0, lead]}) == 20  # each once
     year = WeatherSequences(record(4 * 365), ("2m_temperature",))
-    climatology = Climatology(year, num_members=5, window_days=3)
+    climatology = Climatology(year, ensemble_size=5, window_days=3)
     chosen = climatology.times[
         climatology._same_time(year.times(0)[40] + 365 * 86_400)
     ]  # the same hour of the next year
@@ -134,7 +134,9 @@ def test_mixed_precision_rounds_the_network_alone() -> None:
     pipeline, windows = tiny_pipeline(data=data), Transitions(data)
     batch = default_collate([windows[index] for index in (0, 9)])
     plain, rounded = (
-        PipelineForecaster(pipeline, num_members=3, num_steps=2, mixed_precision=how).forecast(batch, [0, 9], 1)
+        PipelineForecaster(pipeline, ensemble_size=3, num_inference_steps=2, mixed_precision=how).forecast(
+            batch, [0, 9], 1
+        )
         for how in ("no", "bf16")
     )
     assert rounded.dtype == pipeline.unet.dtype == torch.float32
@@ -163,7 +165,7 @@ def test_results_are_written_once_and_read_again(data_file: Path, tmp_path: Path
         data=FieldData(pde=PdeData(str(data_file))),
         model="climatology",
         output=tmp_path / "out",
-        members=5,
+        ensemble_size=5,
         num_one_step=4,
         num_rollouts=2,
         num_leads=3,
@@ -175,8 +177,8 @@ def test_results_are_written_once_and_read_again(data_file: Path, tmp_path: Path
     assert stored["metrics"]["crps"]["value"] == metrics["one_step"]["crps"]["value"][0]
     assert evaluate_field(options) == stored
     assert "| climatology |" in report({"climatology": stored})
-    with pytest.raises(FileExistsError, match="other options"):
-        evaluate_field(FieldEvaluation(data=options.data, output=tmp_path / "out", members=6))
+    with pytest.raises(ValueError, match=r"other settings: .*ensemble_size was 5, now 6"):
+        evaluate_field(replace(options, ensemble_size=6))
     rolled = evaluate_field(replace(options, output=tmp_path / "rolled", num_one_step=0, figures=False))
     assert rolled["rollout"]["rmse"] == metrics["rollout"]["rmse"]
     assert "one_step" not in rolled
@@ -244,16 +246,16 @@ def _check_that_changes_are_noticed(run: ModelRun) -> None:
     with pytest.raises(FileExistsError, match="a training of another config"):
         replace(run, extra=["--training.max_steps", "3"]).train()
     options = replace(run.task.calibration, num_windows=2)
-    with pytest.raises(FileExistsError, match=r"made with another num_windows: remove calibration\.json, calibrated"):
+    with pytest.raises(ValueError, match=r"calibration\.json was made with other settings: num_windows was 3, now 2"):
         replace(run, task=replace(run.task, calibration=options)).calibrate()
-    with pytest.raises(FileExistsError, match="made with another steps"):
+    with pytest.raises(ValueError, match=r"steps\.json was made with other settings: steps was"):
         replace(run, task=replace(run.task, curve_steps=(1,))).steps_curve()
-    with pytest.raises(FileExistsError, match="other options"):
-        replace(run, task=replace(run.task, evaluation={**run.task.evaluation, "members": 5})).run()
+    with pytest.raises(ValueError, match="ensemble_size was 4, now 5"):
+        replace(run, task=replace(run.task, evaluation={**run.task.evaluation, "ensemble_size": 5})).run()
     path = run.folder / "calibrated" / "scheduler" / "scheduler_config.json"
     text = path.read_text()
     path.write_text(json.dumps({**json.loads(text), "tau": 0.77}))
-    with pytest.raises(FileExistsError, match="other weights or another calibration"):
+    with pytest.raises(ValueError, match="weights or calibration of the model was"):
         run.run()
     path.write_text(text)
 
@@ -273,7 +275,9 @@ def test_models_of_some_variables_are_compared_on_those_alone(tmp_path: Path) ->
             test=("2013-01-11", "2013-01-15"),
         )
     )
-    options = FieldEvaluation(data=data, output=tmp_path / "all", num_one_step=9, num_rollouts=0, figures=False)
+    options = FieldEvaluation(
+        data=data, model="persistence", output=tmp_path / "all", num_one_step=9, num_rollouts=0, figures=False
+    )
     everything = evaluate_field(options)
     one = evaluate_field(replace(options, output=tmp_path / "one", targets=["temperature_850"]))
     assert one["num_samples"] == 9
@@ -285,13 +289,13 @@ def test_models_of_some_variables_are_compared_on_those_alone(tmp_path: Path) ->
 
 
 def test_a_study_runs_all_its_stages_once_and_makes_its_tables_and_figures(data_file: Path, tmp_path: Path) -> None:
-    tiny = ["--model.unet", UNET, "--model.num_train_timesteps", "8", "--model.default_num_inference_steps", "4"]
+    tiny = ["--model.unet", UNET, "--model.num_train_timesteps", "8", "--model.default_denoising_steps", "4"]
     short = ["--training.batch_size", "8", "--training.max_steps", "2"]
     task = StudyTask(
         "walks",
         ["--config", str(CONFIGS / "ks_small.yaml"), "--data.pde.path", str(data_file), *tiny, *short],
-        {"members": 4, "num_one_step": 3, "num_rollouts": 2, "num_leads": 2, "figures": False},
-        CalibrationOptions(steps=[1, 2], num_windows=3, num_members=4, choice_members=3, taus=[0.3, 2.0], num_leads=2),
+        {"ensemble_size": 4, "num_one_step": 3, "num_rollouts": 2, "num_leads": 2, "figures": False},
+        CalibrationOptions(steps=[1, 2], num_windows=3, ensemble_size=4, choice_size=3, tau_evaluations=4, num_leads=2),
         curve_steps=(1, 2),
         curve_windows=2,
     )
@@ -331,7 +335,7 @@ def test_a_study_runs_all_its_stages_once_and_makes_its_tables_and_figures(data_
         tau_figure(chosen),
         member_figure(scores),
         steps_figure(collect(runs, "steps.json")),
-        uncertainty_figure(runs[0], 3, num_members=3),
+        uncertainty_figure(runs[0], 3, ensemble_size=3),
         correlation_figure(runs[1:2], [0, 7]),
     ):
         assert len(figure.axes) >= 1

@@ -27,7 +27,7 @@ def run(*words: object) -> int:
 
 def depth(models: Path, *words: object, family: str = "gaussian") -> int:
     """`marigold-uq depth` with 3 members; the exit code."""
-    return run("depth", *words, "--model", models / family, "--members", 3, "--device", "cpu")
+    return run("depth", *words, "--model", models / family, "--ensemble_size", 3, "--device", "cpu")
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:

@@ -21,8 +21,8 @@ def random_record() -> DepthRecord:
         depth=depth,
         uncertainty=std,
         epistemic=std / 2,
-        quantiles=np.stack([depth - std, depth + std]),
-        quantile_levels=(0.05, 0.95),
+        interval=np.stack([depth - std, depth + std]),
+        coverage=0.9,
         metadata={"units": "m", "members": 10},
     )
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from marigold_uq.field.data import Trajectories, WeatherSequences
-from marigold_uq.models.field_encoder import FieldEncoder
+from marigold_uq.field.encoding import fit_encoder
 from marigold_uq.models.field_head import build_network
 from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.schedulers import DistributionalDDIMScheduler
@@ -39,12 +39,12 @@ def tiny_scheduler(family: str = "gaussian", **options: Any) -> DistributionalDD
 def tiny_pipeline(family: str = "gaussian", data: Any = None, **encoder: Any) -> FieldForecastPipeline:
     """A pipeline for trajectories, or for whatever `data` is."""
     scheduler = tiny_scheduler(family)
-    codec = FieldEncoder.of(tiny_trajectories() if data is None else data, **encoder)
+    codec = fit_encoder(tiny_trajectories() if data is None else data, **encoder)
     network = build_network(scheduler, codec.event_shape, codec.condition_channels, **NETWORK).eval()
     with torch.no_grad():
         for parameter in network.parameters():  # residual branches start closed: open them
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
-    pipeline = FieldForecastPipeline(network, scheduler, codec, default_num_inference_steps=3)
+    pipeline = FieldForecastPipeline(network, scheduler, codec, default_denoising_steps=3)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 

@@ -1,6 +1,5 @@
 """The smallest depth model and data set files that train_depth.py takes: real formats, a few pixels, a few weights."""
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,9 +14,8 @@ from marigold_uq.models.prompt_embedding import PromptEmbedding
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
 from support.depth_files import write_image, write_png16
+from support.scripts import load_script
 from support.tiny_unets import EMBEDDING_DIM, tiny_unet
-
-SCRIPT = Path(__file__).parents[2] / "train" / "train_depth.py"
 
 
 def tiny_vae(levels: int = 4) -> AutoencoderKL:
@@ -103,9 +101,4 @@ def write_config(path: Path, config: dict[str, Any], **training: Any) -> Path:
 
 def train_depth_script() -> ModuleType:
     """train/train_depth.py as a module."""
-    spec = importlib.util.spec_from_file_location("train_depth_script", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("train/train_depth.py")

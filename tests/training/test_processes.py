@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.tiny_training import SCRIPT, train_depth_script, write_config, write_everything
+from support.scripts import ROOT
+from support.tiny_training import train_depth_script, write_config, write_everything
 from support.toy_task import assert_same_weights, metrics_of
 from torch import Tensor
 
@@ -68,13 +69,14 @@ def assert_equals_whole(run: Path, whole: Path) -> None:
 
 
 def launch_two(path: Path) -> list[str]:
-    return [sys.executable, "-m", *LAUNCH, str(SCRIPT), "--config", str(path)]
+    return [sys.executable, "-m", *LAUNCH, str(ROOT / "train" / "train_depth.py"), "--config", str(path)]
 
 
 def test_two_processes_train_like_one_with_the_same_effective_batch(files: tuple[Path, dict[str, Any]]) -> None:
     """Joint kernel score with its running bandwidth, two data sets of different sizes, 2 and 4 micro batches of 2."""
     root, config = files
-    held_out = {"data": config["data"][1], "num_samples": 3, "num_steps": 1, "num_pictures": 3, "mode": "trajectory"}
+    held_out = {"data": config["data"][1], "num_samples": 3, "num_inference_steps": 1, "num_pictures": 3}
+    held_out["uncertainty"] = "trajectory"
     start = {**config["start"], "noise_family": "low_rank", "rank": 2}
     config = {**config, "start": start, "validation": held_out}
     one = write_config(root / "one.yaml", config, output=str(root / "one"), validate_every=6, batch_size=8)
@@ -106,7 +108,7 @@ def test_a_killed_run_resumes_to_the_weights_of_the_uninterrupted_one(
     root, config = files
     path = write_config(root / "killed.yaml", config, max_steps=STEPS, output=str(root / "killed"), ema_decay=0.9)
     process = subprocess.Popen(
-        [sys.executable, str(SCRIPT), "--config", str(path)],
+        [sys.executable, str(ROOT / "train" / "train_depth.py"), "--config", str(path)],
         env=ENVIRONMENT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

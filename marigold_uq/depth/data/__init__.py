@@ -13,11 +13,10 @@ from marigold_uq.depth.data.listed import ListedDepth, ListEntry
 from marigold_uq.depth.data.mixture import MixtureDataset
 from marigold_uq.depth.data.normalization import denormalize_depth, latent_mask, normalize_depth
 from marigold_uq.depth.data.photometric import PhotometricTransform
-from marigold_uq.depth.data.regions import CROPS, MASKS
 from marigold_uq.depth.data.registry import DATASETS, build_dataset, register_dataset
-from marigold_uq.depth.data.rendered import RenderedScenes
 from marigold_uq.depth.data.sample import DepthDataError, DepthSample, assemble_sample, resize_sample
-from marigold_uq.depth.data.specs import SPECS, DepthSpec
+from marigold_uq.depth.data.shards import LatentShards, RenderedScenes
+from marigold_uq.depth.data.specs import CROPS, MASKS, SPECS, DepthSpec
 from marigold_uq.depth.data.storage import FolderStorage, TarStorage, open_storage
 
 __all__ = [
@@ -35,6 +34,7 @@ __all__ = [
     "FolderStorage",
     "HuggingFaceDepth",
     "ImageDepthFolder",
+    "LatentShards",
     "LayoutReport",
     "ListEntry",
     "ListedDepth",

@@ -1,5 +1,7 @@
 """Depth in [-1, 1] as the network sees it, and which latent cells have full ground truth."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -42,6 +44,12 @@ def denormalize_depth(normalized: Tensor, depth_range: DepthRange) -> Tensor:
     """d = d_low + (x + 1) / 2 (d_high - d_low), the inverse of `normalize_depth` between the two quantiles."""
     d_low, d_high = depth_range
     return (normalized + 1) / 2 * (d_high - d_low) + d_low
+
+
+def network_pixels(images: Sequence[Tensor], maps: Sequence[Tensor], valid: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Pictures and depth maps as an autoencoder takes them, both (B, 3, H, W) in [-1, 1]."""
+    normalized = [normalize_depth(one, where)[0] for one, where in zip(maps, valid, strict=True)]
+    return 2 * torch.stack(list(images)) - 1, torch.stack(normalized).expand(-1, 3, -1, -1)
 
 
 def latent_mask(valid: Tensor, factor: int = 8) -> Tensor:

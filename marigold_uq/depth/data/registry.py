@@ -1,4 +1,4 @@
-"""Data sets by name."""
+"""Data sets by name: one registry for training, validation, evaluation and calibration."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,11 +10,11 @@ from torch.utils.data import Dataset
 from marigold_uq.depth.data.folder import ImageDepthFolder
 from marigold_uq.depth.data.huggingface import HuggingFaceDepth
 from marigold_uq.depth.data.listed import ListedDepth
-from marigold_uq.depth.data.rendered import RenderedScenes
 from marigold_uq.depth.data.sample import DepthSample
+from marigold_uq.depth.data.shards import LatentShards, RenderedScenes
 from marigold_uq.depth.data.specs import SPECS
 
-Builder = Callable[..., Dataset[DepthSample]]  # (root, filenames, **options)
+Builder = Callable[..., Dataset[Any]]  # (root, filenames, **options)
 DATASETS: dict[str, Builder] = {}
 
 
@@ -32,7 +32,7 @@ def register_dataset(name: str) -> Callable[[Builder], Builder]:
 
 def build_dataset(
     name: str, root: str | Path | None = None, filenames: str | Path | None = None, **options: Any
-) -> Dataset[DepthSample]:
+) -> Dataset[Any]:
     """The data set called `name`.
 
     Args:
@@ -52,6 +52,11 @@ def _needs_root(name: str, root: str | Path | None) -> str | Path:
     return root
 
 
+def _takes_no_list(name: str, filenames: str | Path | None, instead: str) -> None:
+    if filenames is not None:
+        raise ValueError(f"{name} takes no filename list; {instead}")
+
+
 def _listed(name: str, root: str | Path | None, filenames: str | Path | None, **options: Any) -> ListedDepth:
     return ListedDepth(SPECS[name], _needs_root(name, root), filenames, **options)
 
@@ -67,13 +72,29 @@ def _folder(root: str | Path | None, filenames: str | Path | None, **options: An
 
 @register_dataset("scenes")
 def _scenes(root: str | Path | None, filenames: str | Path | None, **options: Any) -> RenderedScenes:
-    if filenames is not None:
-        raise ValueError("scenes takes no filename list; choose samples with start and length")
+    _takes_no_list("scenes", filenames, "choose samples with start and length")
     return RenderedScenes(_needs_root("scenes", root), **options)
+
+
+@register_dataset("latents")
+def _latents(root: str | Path | None, filenames: str | Path | None, **options: Any) -> LatentShards:
+    """Encoded samples (scripts/encode_latents.py), for training alone."""
+    _takes_no_list("latents", filenames, "choose samples with start and length")
+    return LatentShards(_needs_root("latents", root), **options)
+
+
+@register_dataset("procedural")
+def _procedural(root: str | Path | None, filenames: str | Path | None, **options: Any) -> Dataset[DepthSample]:
+    """Scenes rendered as they are read."""
+    from marigold_uq.depth.scenes import ProceduralScenes
+
+    if root is not None:
+        raise ValueError("procedural scenes are rendered, not read: give no root, but options such as length and seed")
+    _takes_no_list("procedural", filenames, "choose scenes with length, seed and split")
+    return ProceduralScenes(**{name: value for name, value in options.items() if name != "on_error"})  # none breaks
 
 
 @register_dataset("huggingface")
 def _huggingface(root: str | Path | None, filenames: str | Path | None, **options: Any) -> HuggingFaceDepth:
-    if filenames is not None:
-        raise ValueError("huggingface takes no filename list; choose rows with split, e.g. split='train[:100]'")
+    _takes_no_list("huggingface", filenames, "choose rows with split, e.g. split='train[:100]'")
     return HuggingFaceDepth.from_hub(_needs_root("huggingface", root), **options)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from marigold_uq.depth.data.regions import CROPS, MASKS, lookup
+from marigold_uq.depth.data.specs import CROPS, MASKS, lookup
 
 KINDS = ("depth_m", "disparity_px")
 

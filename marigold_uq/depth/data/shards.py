@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
+
+from marigold_uq.depth.data.base import DepthDataset
+from marigold_uq.depth.data.sample import DepthSample
+from marigold_uq.files import atomic_folder
 
 INDEX = "shard.json"
 
@@ -24,15 +25,10 @@ def write_shard(folder: Path, arrays: Mapping[str, np.ndarray], names: Iterable[
     lengths = {key: len(array) for key, array in arrays.items()}
     if set(lengths.values()) != {len(names)}:
         raise ValueError(f"a shard needs arrays of one length; got {lengths} and {len(names)} names")
-    temporary = folder.with_name(f".{folder.name}-{uuid4().hex}")
-    temporary.mkdir(parents=True)
-    try:
+    with atomic_folder(folder) as temporary:
         for key, array in arrays.items():
             np.save(temporary / f"{key}.npy", array)
         (temporary / INDEX).write_text(json.dumps({"keys": sorted(arrays), "names": names}), encoding="utf-8")
-        os.replace(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 class Shards(Dataset[dict[str, Any]]):
@@ -98,3 +94,18 @@ class SceneShards(Shards):
 
 class LatentShards(Shards):
     """Encoded scenes: image_latent, depth_latent (C, h, w) float16 and latent_valid (1, h, w)."""
+
+
+class RenderedScenes(DepthDataset):
+    """`length` scenes from `start` on, of those in the shards below a folder."""
+
+    def __init__(self, root: str | Path, *, start: int = 0, length: int | None = None, on_error: str = "raise") -> None:
+        self.scenes = SceneShards(root, start=start, length=length)
+        super().__init__(len(self.scenes), on_error)
+
+    def name_of(self, index: int) -> str:
+        return self.scenes.name_of(index)
+
+    def read(self, index: int) -> DepthSample:
+        sample = self.scenes[index]
+        return DepthSample(image=sample["image"], depth=sample["depth"], valid=sample["valid"], name=sample["name"])

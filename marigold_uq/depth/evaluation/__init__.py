@@ -1,11 +1,10 @@
 """Evaluation: score any depth model, ours or files made by others, and its uncertainty.
 
 `options` is what can be chosen, `predictors` where predictions come from, `prediction` what they are, `protocol` how
-they are aligned and clipped, `panels` what is measured per image, `summary` how that is averaged, `report` what is
-written.
+they are aligned and clipped, `panels` what is measured per image, `report` how that is averaged and written.
 """
 
-from marigold_uq.depth.evaluation.evaluate import EvaluationResult, evaluate_depth
+from marigold_uq.depth.evaluation.evaluate import EvaluationResult, evaluate_depth, run_evaluation
 from marigold_uq.depth.evaluation.options import (
     AlignmentOptions,
     DataOptions,
@@ -19,7 +18,7 @@ from marigold_uq.depth.evaluation.prediction import MeanConfidence, MeanStd, Mem
 from marigold_uq.depth.evaluation.predictors import PREDICTORS, Predictor, build_predictor, register_predictor
 from marigold_uq.depth.evaluation.protocol import DepthProtocol
 from marigold_uq.depth.evaluation.records import ImageRecord
-from marigold_uq.depth.evaluation.summary import Summary, summarize
+from marigold_uq.depth.evaluation.report import Summary, summarize
 
 __all__ = [
     "PANELS",
@@ -45,5 +44,6 @@ __all__ = [
     "image_statistics",
     "register_panel",
     "register_predictor",
+    "run_evaluation",
     "summarize",
 ]

@@ -15,6 +15,7 @@ from accelerate.utils import gather_object
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 
+from marigold_uq.commands.runner import Invocation
 from marigold_uq.depth.data import DepthDataError, DepthDataset, build_dataset
 from marigold_uq.depth.evaluation.options import DataOptions, DepthEvaluation
 from marigold_uq.depth.evaluation.panels import check_panels, image_statistics
@@ -22,8 +23,7 @@ from marigold_uq.depth.evaluation.prediction import Prediction, PredictionError
 from marigold_uq.depth.evaluation.predictors import Predictor, build_predictor, prediction_path
 from marigold_uq.depth.evaluation.protocol import DepthProtocol
 from marigold_uq.depth.evaluation.records import Failure, ImageRecord, ResultFolder
-from marigold_uq.depth.evaluation.report import write_report
-from marigold_uq.depth.evaluation.summary import Summary, summarize
+from marigold_uq.depth.evaluation.report import Summary, report_text, summarize, write_report
 from marigold_uq.depth.export import save_npz
 from marigold_uq.files import make_folder
 
@@ -38,6 +38,14 @@ class EvaluationResult:
     metrics: dict[str, Any]
 
 
+def run_evaluation(options: DepthEvaluation, invocation: Invocation) -> int:
+    """The command `eval/eval_depth.py`: 0 if all images were scored, 1 if some failed."""
+    result = evaluate_depth(options, command=invocation.command)
+    if PartialState().is_main_process:
+        print(report_text(result.metrics, options.output))
+    return 1 if result.failures else 0
+
+
 def evaluate_depth(
     options: DepthEvaluation,
     *,
@@ -48,7 +56,7 @@ def evaluate_depth(
     """Score a predictor on a data set and write the results to `options.output`.
 
     Images are shared out over the processes of `accelerate launch` or torchrun; the numbers do not depend on how many
-    there are. Results of finished images are kept, so an interrupted run goes on where it stopped.
+    there are. Results of finished images are kept, so an interrupted run resumes.
 
     Args:
         options: Everything; see the dataclass.
@@ -59,7 +67,7 @@ def evaluate_depth(
     check_panels(options.score.metrics)
     on_cpu = options.pipeline.device == "cpu" or not torch.accelerator.is_available()
     state = PartialState(cpu=on_cpu, timeout=timedelta(days=30))  # a resumed run is uneven: processes wait long
-    data = _checked(dataset if dataset is not None else open_dataset(options.data))
+    data = check_dataset(dataset if dataset is not None else open_dataset(options.data))
     folder = ResultFolder(options.output)
     if state.is_main_process:
         folder.check(options)  # before a model is loaded
@@ -68,7 +76,7 @@ def evaluate_depth(
     if state.is_main_process:
         folder.open(options)  # after it was found that there is a model to evaluate
     state.wait_for_everyone()
-    records, failures = _run(scorer, _chosen(len(data), options.data.limit), state)
+    records, failures = _run(scorer, chosen_indices(len(data), options.data.limit), state)
     if not records:
         first = f"the first: {failures[0].name}: {failures[0].reason}" if failures else "the data set is empty"
         raise ValueError(f"none of {len(failures)} images could be scored; {first}")
@@ -85,9 +93,10 @@ def open_dataset(options: DataOptions) -> Dataset[Any]:
     return build_dataset(options.name, options.root, options.filenames, **{**options.options, "on_error": "raise"})
 
 
-def _checked(dataset: Dataset[Any]) -> DepthDataset:
+def check_dataset(dataset: Dataset[Any]) -> DepthDataset:
+    """A data set of pictures with depth, whose samples have different names."""
     if not isinstance(dataset, DepthDataset):
-        raise TypeError(f"expected a marigold_uq.depth.data.DepthDataset, got {type(dataset).__name__}")
+        raise ValueError(f"expected a marigold_uq.depth.data.DepthDataset; got a {type(dataset).__name__}")
     counts = Counter(dataset.name_of(index) for index in range(len(dataset)))
     twice = [name for name, count in counts.items() if count > 1]
     if twice:
@@ -95,12 +104,12 @@ def _checked(dataset: Dataset[Any]) -> DepthDataset:
     return dataset
 
 
-def _chosen(length: int, limit: int | None) -> list[int]:
+def chosen_indices(length: int, limit: int | None) -> list[int]:
     """All indices, or `limit` of them evenly spaced."""
     if limit is None or limit >= length:
         return list(range(length))
     if limit < 1:
-        raise ValueError(f"data.limit is {limit}; expected at least 1")
+        raise ValueError(f"data.limit must be at least 1; got {limit}")
     return [i * length // limit for i in range(limit)]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from marigold_uq.commands.model import Dtype
+from marigold_uq.depth.model import Dtype
 from marigold_uq.metrics.intervals import IntervalMethod
 
 Space = Literal["depth", "disparity"]
@@ -17,7 +17,8 @@ class DataOptions:
     """The images and their true depth.
 
     Args:
-        name: nyu, kitti_eigen, eth3d, scannet, diode, hypersim, vkitti2, scenes, folder or huggingface.
+        name: nyu, kitti_eigen, eth3d, scannet, diode, hypersim, vkitti2, scenes, procedural, folder, huggingface, or
+            what `register_dataset` added (see --import).
         root: Its folder or tar; for huggingface the name on the Hub.
         filenames: Its filename list, or the index file of a folder.
         options: What else its class takes, for instance {mask: kitti_garg} or {depth_scale: 1000}.
@@ -39,23 +40,23 @@ class PipelineOptions:
 
     Args:
         model: "embedded", a folder, or a Hub name.
-        mode: "ensemble" runs a chain per member, "trajectory" draws members from the first step's law, "none" gives one
-            depth map. Default: trajectory where the model has a law, else none.
-        members: Members that make the uncertainty.
-        steps: Denoising steps; default: the model's.
-        resolution: Longer edge for the network, 0 for the image's own; default: the model's.
+        uncertainty: "ensemble" runs a chain per member, "trajectory" draws members from the first step's distribution,
+            "none" gives one depth map. Default: trajectory where the model has a variance head, else none.
+        ensemble_size: Members that make the uncertainty.
+        num_inference_steps: Denoising steps; default: the model's.
+        processing_resolution: Longer edge for the network, 0 for the image's own; default: the model's.
         batch_size: Members per network call; never changes a result.
-        seed: Image by image, the same result in whatever company.
+        seed: The same seed gives the same result for an image, whatever the other images are.
         device: "auto", "cpu", "cuda", "cuda:1", "mps".
         dtype: float32, float16 or bfloat16.
         variant: Weight files of a Hub checkpoint, for instance fp16.
     """
 
     model: str = "embedded"
-    mode: Literal["ensemble", "trajectory", "none"] | None = None
-    members: int = 10
-    steps: int | None = None
-    resolution: int | None = None
+    uncertainty: Literal["ensemble", "trajectory", "none"] | None = None
+    ensemble_size: int = 10
+    num_inference_steps: int | None = None
+    processing_resolution: int | None = None
     batch_size: int = 1
     seed: int = 0
     device: str = "auto"
@@ -131,7 +132,7 @@ class DepthEvaluation:
         alignment: How a prediction is brought into the target's units.
         score: What is measured.
         output: Folder for metrics.json, per_image.csv, config.yaml, the figures and the finished images' results.
-        overwrite: Replace a finished evaluation, or one with other options; an unfinished one goes on without it.
+        overwrite: Replace a finished evaluation, or one with other options; an unfinished one resumes without it.
         save_predictions: Also write the predictions to this folder, as `files` reads them.
         figures: Draw reliability, sparsification, PIT and groups.
     """

@@ -16,15 +16,8 @@ from torch import Tensor
 from marigold_uq.depth.evaluation.options import ScoreOptions
 from marigold_uq.depth.evaluation.prediction import Members, Prediction
 from marigold_uq.depth.evaluation.protocol import Aligned
-from marigold_uq.metrics import (
-    ause,
-    coverage,
-    depth_statistics,
-    energy_score,
-    interval_width,
-    sparsification_curve,
-    spearman,
-)
+from marigold_uq.depth.metrics import ause, depth_statistics, sparsification_curve, spearman
+from marigold_uq.metrics import coverage, energy_score, interval_width
 from marigold_uq.randomness import member_seed
 
 Statistics = dict[str, Tensor]
@@ -91,16 +84,17 @@ def probabilistic_panel(aligned: Aligned, name: str, options: ScoreOptions) -> S
 
 @register_panel("calibrated")
 def calibrated_panel(aligned: Aligned, name: str, options: ScoreOptions) -> Statistics:
-    """Coverage and width of the interval that the model carries, at the level it was calibrated for."""
+    """Coverage and width of the model's calibrated interval at the level; coverage at `CALIBRATED_LEVELS`."""
     bounds = aligned.prediction.bounds if isinstance(aligned.prediction, Members) else None
     if bounds is None:
         return {}
-    lower, upper = bounds.double().sort(dim=0).values  # a disparity turns them around
-    found = {
-        "calibrated_coverage": coverage(lower, upper, aligned.target),
-        "calibrated_width": interval_width(lower, upper),
+    lower, upper = bounds.double().sort(dim=1).values.unbind(1)  # (L, 1, N); a disparity turns them around
+    covered = coverage(lower, upper, aligned.target).double().mean(dim=(-2, -1))
+    return {
+        "calibrated_coverage": covered[0],
+        "calibrated_width": interval_width(lower[0], upper[0]).double().mean(),
+        "calibrated_reliability": covered[1:],
     }
-    return {key: value.double().mean() for key, value in found.items()}
 
 
 @register_panel("energy_score")
@@ -128,7 +122,7 @@ def ranking_panel(aligned: Aligned, name: str, options: ScoreOptions) -> Statist
 
 @register_panel("reliability")
 def reliability_panel(aligned: Aligned, name: str, options: ScoreOptions) -> Statistics:
-    """Observed coverage of central intervals, and what honest intervals of this kind reach, per nominal level."""
+    """Observed coverage of central intervals, and what calibrated intervals of this kind reach, per nominal level."""
     if not aligned.prediction.has_law:
         return {}
     inside = torch.zeros(len(RELIABILITY_LEVELS), dtype=torch.float64)
@@ -144,7 +138,7 @@ def reliability_panel(aligned: Aligned, name: str, options: ScoreOptions) -> Sta
 
 @register_panel("pit")
 def pit_panel(aligned: Aligned, name: str, options: ScoreOptions) -> Statistics:
-    """Shares of the PIT in equal bins: flat if honest, a U if over-confident, a hump if under-confident."""
+    """Shares of the PIT in equal bins: flat if calibrated, a U if over-confident, a hump if under-confident."""
     if not aligned.prediction.has_law:
         return {}
     generator = torch.Generator().manual_seed(member_seed(options.seed, zlib.crc32(name.encode())))

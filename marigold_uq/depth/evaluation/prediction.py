@@ -88,11 +88,11 @@ class Prediction(ABC):
         raise NotImplementedError(f"a prediction of kind {self.kind!r} has no intervals")
 
     def expected_coverage(self, level: float, method: IntervalMethod) -> float:
-        """What an interval of nominal `level` covers if the prediction is honest."""
+        """What an interval of nominal `level` covers if the prediction is calibrated."""
         raise NotImplementedError(f"a prediction of kind {self.kind!r} has no intervals")
 
     def pit(self, target: Tensor, generator: torch.Generator) -> Tensor:
-        """Probability integral transform of the target, uniform on [0, 1] if the prediction is honest."""
+        """Probability integral transform of the target, uniform on [0, 1] if the prediction is calibrated."""
         raise NotImplementedError(f"a prediction of kind {self.kind!r} has no law")
 
     @abstractmethod
@@ -109,7 +109,7 @@ class Members(Prediction):
     """
 
     samples: Tensor  # (E, H, W)
-    bounds: Tensor | None = None  # (2, H, W), ends of the interval that the model was calibrated for
+    bounds: Tensor | None = None  # (L, 2, H, W), ends of calibrated intervals
 
     @classmethod
     def of(cls, samples: Tensor, point: Tensor | None = None, bounds: Tensor | None = None) -> Members:

@@ -6,18 +6,18 @@ import hashlib
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from marigold_uq.commands.model import load_pipeline
 from marigold_uq.depth.data import DepthSample
 from marigold_uq.depth.evaluation.options import DepthEvaluation, FileOptions, PipelineOptions, Space
 from marigold_uq.depth.evaluation.prediction import Members, Prediction, PredictionError, prediction_from_arrays
-from marigold_uq.pipelines.depth.call import stored_calibrations
+from marigold_uq.depth.model import load_pipeline
+from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
 from marigold_uq.randomness import member_seed
 
 
@@ -39,6 +39,9 @@ class Predictor(ABC):
         """For the results: which model this is."""
         return {}
 
+
+CALIBRATED_LEVELS = (0.5, 0.8, 0.9, 0.95)
+"""Coverages at which calibrated intervals are checked, besides the one of `ScoreOptions.level`."""
 
 Builder = Callable[[DepthEvaluation], Predictor]
 PREDICTORS: dict[str, Builder] = {}
@@ -64,29 +67,47 @@ def build_predictor(options: DepthEvaluation) -> Predictor:
 
 
 class PipelinePredictor(Predictor):
-    """Our pipelines, and every checkpoint they load."""
+    """Our pipelines, and every checkpoint they load.
 
-    def __init__(self, options: PipelineOptions) -> None:
+    Args:
+        options: Model and call.
+        coverages: Calibrated intervals to give with each prediction; none if the model was not calibrated for the mode.
+        pipeline: Used instead of loading `options.model`.
+    """
+
+    def __init__(
+        self,
+        options: PipelineOptions,
+        coverages: Sequence[float] = (),
+        pipeline: MarigoldUQDepthPipeline | None = None,
+    ) -> None:
         self.options = options
-        self.pipeline = load_pipeline(
+        self.pipeline = pipeline or load_pipeline(
             options.model, device=options.device, dtype=options.dtype, variant=options.variant
         )
         config = self.pipeline.config
         self.space = "disparity" if config.prediction_type == "disparity" else "depth"
         self.metric = not (config.scale_invariant or config.shift_invariant)
         self.mode = self._mode()
-        self.coverage = self._calibrated_coverage()
+        self._half_widths = self._calibrated_half_widths(coverages)
         self._identity = _folder_digest(Path(options.model))
 
     def _mode(self) -> str | None:
-        if self.options.mode is None:
+        if self.options.uncertainty is None:
             return "trajectory" if self.pipeline.scheduler.family.has_spread else None
-        return None if self.options.mode == "none" else self.options.mode
+        return None if self.options.uncertainty == "none" else self.options.uncertainty
 
-    def _calibrated_coverage(self) -> float | None:
-        """The level that the model carries an interval for, if it was calibrated in this mode."""
-        calibration = stored_calibrations(self.pipeline.config.calibration).get(self.mode or "")
-        return None if calibration is None else calibration.coverage
+    def _calibrated_half_widths(self, coverages: Sequence[float]) -> Tensor | None:
+        """In standard deviations, (L, 1, 1)."""
+        grid = None if self.mode is None else self.pipeline.calibration_for(self.mode).interval
+        if grid is None or not coverages:
+            return None
+        return torch.tensor([grid.scale(one)[0] for one in coverages])[:, None, None]
+
+    @property
+    def num_inference_steps(self) -> int:
+        """Denoising steps, the model's own where the options say nothing."""
+        return int(self.options.num_inference_steps or self.pipeline.config.default_denoising_steps)
 
     def predict(self, sample: DepthSample) -> Prediction:
         """The members, aligned to each other by the pipeline, from a seed of the image's own."""
@@ -94,21 +115,23 @@ class PipelinePredictor(Predictor):
         try:
             output = self.pipeline(
                 sample["image"],
-                num_inference_steps=self.options.steps,
-                ensemble_size=self.options.members if self.mode else 1,
-                processing_resolution=self.options.resolution,
+                num_inference_steps=self.options.num_inference_steps,
+                ensemble_size=self.options.ensemble_size if self.mode else 1,
+                processing_resolution=self.options.processing_resolution,
                 batch_size=self.options.batch_size,
                 uncertainty=self.mode,
                 output_samples=True,
-                coverage=self.coverage,
                 output_type="pt",
                 generator=torch.Generator().manual_seed(seed),
             )
         except ValueError as error:  # a map that is not finite, say
             raise PredictionError(f"the pipeline refuses it: {error}") from error
         assert not isinstance(output, tuple)  # return_dict is on
-        bounds = None if self.coverage is None else output.quantiles[0]
-        return Members.of(output.samples[0], output.prediction[0, 0], bounds)
+        bounds, point = None, output.prediction[0, 0]
+        if self._half_widths is not None:
+            reach = self._half_widths.to(point) * output.uncertainty[0]  # (L, H, W)
+            bounds = torch.stack([point - reach, point + reach], 1)
+        return Members.of(output.samples[0], point, bounds)
 
     def identity(self, name: str) -> str:
         """The same for all images: that of the model's files."""
@@ -116,15 +139,15 @@ class PipelinePredictor(Predictor):
 
     def describe(self) -> dict[str, object]:
         """What a table needs to say about the model."""
-        scheduler, config = self.pipeline.scheduler.config, self.pipeline.config
+        scheduler, resolution = self.pipeline.scheduler.config, self.options.processing_resolution
         return {
             "model": self.options.model,
             "noise_family": scheduler.noise_family,
-            "mode": self.mode or "none",
-            "members": self.options.members if self.mode else 1,
-            "steps": self.options.steps or config.default_denoising_steps,
-            "resolution": (
-                config.default_processing_resolution if self.options.resolution is None else self.options.resolution
+            "uncertainty": self.mode or "none",
+            "ensemble_size": self.options.ensemble_size if self.mode else 1,
+            "num_inference_steps": self.num_inference_steps,
+            "processing_resolution": (
+                self.pipeline.config.default_processing_resolution if resolution is None else resolution
             ),
         }
 
@@ -187,7 +210,9 @@ def ramp_map(height: int, width: int) -> Tensor:
     return -torch.arange(height, dtype=torch.float32)[:, None].expand(height, width)
 
 
-register_predictor("pipeline")(lambda options: PipelinePredictor(options.pipeline))
+register_predictor("pipeline")(
+    lambda options: PipelinePredictor(options.pipeline, (options.score.level, *CALIBRATED_LEVELS))
+)
 register_predictor("files")(lambda options: FilePredictor(options.files))
 register_predictor("constant")(lambda options: MapPredictor("constant", constant_map))
 register_predictor("ramp")(lambda options: MapPredictor("ramp", ramp_map))

@@ -1,4 +1,4 @@
-"""Results of single images: kept in memory as dataclasses, on disk as one small JSON each, so that a run can go on."""
+"""Results of single images: kept in memory as dataclasses, on disk as one small JSON each, so that a run can resume."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ResultFolder:
         self.figures = self.root / FIGURES_FOLDER
 
     def check(self, options: DepthEvaluation) -> None:
-        """Refuse to replace anything but an unfinished evaluation of the same options, with which we go on."""
+        """Refuse to replace anything but an unfinished evaluation of the same options, which is then resumed."""
         if options.overwrite:
             return
         if (self.root / METRICS_FILE).exists():

@@ -1,30 +1,112 @@
-"""The files of a finished evaluation: metrics.json, per_image.csv and figures."""
+"""From results of images to those of a data set: means with standard errors, files, and a summary for the terminal."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import PartialState
 
 from marigold_uq import plotting
 from marigold_uq.depth.data import SPECS
 from marigold_uq.depth.evaluation.options import DataOptions, DepthEvaluation, plain
 from marigold_uq.depth.evaluation.panels import RELIABILITY_LEVELS
-from marigold_uq.depth.evaluation.predictors import Predictor
+from marigold_uq.depth.evaluation.predictors import CALIBRATED_LEVELS, Predictor
 from marigold_uq.depth.evaluation.protocol import DepthProtocol
 from marigold_uq.depth.evaluation.records import METRICS_FILE, TABLE_FILE, Failure, ImageRecord, ResultFolder
-from marigold_uq.depth.evaluation.summary import Summary, as_json
 from marigold_uq.depth.metrics import FRACTIONS
-from marigold_uq.metrics import Estimate
+from marigold_uq.metrics import Estimate, MeanAccumulator
 from marigold_uq.results import versions
 
 FORMAT = "marigold_uq evaluation 1"
 FIGURE_METRICS = ("abs_relative_difference", "delta1", "coverage", "ause_abs_rel", "spread_skill_ratio")
+
+
+HEADLINE = (
+    "abs_relative_difference", "delta1", "rmse", "crps", "relative_crps", "energy_score", "gaussian_nll", "coverage",
+    "expected_coverage", "interval_width", "calibrated_coverage", "calibrated_width", "spread_skill_ratio",
+    "ause_abs_rel", "spearman",
+)  # fmt: skip
+
+Estimates = dict[str, Estimate]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Means over a data set.
+
+    Attributes:
+        overall: Name -> estimate: over images, or over groups where there are any (every group counts once, however
+            many images it has; the standard error then takes groups as the independent units).
+        groups: Group -> name -> estimate over its images; empty without groups.
+        num_images: Group -> images scored.
+    """
+
+    overall: Estimates
+    groups: dict[str, Estimates]
+    num_images: dict[str, int]
+
+    @property
+    def average(self) -> str:
+        """How `overall` was averaged."""
+        return "mean over groups of the mean over images" if self.groups else "mean over images"
+
+
+def summarize(records: Sequence[ImageRecord]) -> Summary:
+    """Reduce the records of a whole data set. Collective: all processes call it with all records."""
+    _check_one_kind(records)
+    names = sorted({record.group for record in records})
+    if names == [""]:
+        return Summary(_accumulate(records).compute(), {}, {})
+    groups: dict[str, Estimates] = {}
+    overall = MeanAccumulator()
+    for name in names:
+        members = _accumulate([record for record in records if record.group == name])
+        groups[name] = members.compute()
+        for key, mean in members.compute({}).items():  # without RMSE and ratios: those are made of means over groups
+            overall.update({key: mean.value[None]}, [name], keep=mean.value.ndim)
+    counts = {name: sum(record.group == name for record in records) for name in names}
+    return Summary(overall.compute(), groups, counts)
+
+
+def _accumulate(records: Sequence[ImageRecord]) -> MeanAccumulator:
+    """One value per image. All processes hold all records; the reducer drops the copies by their ids."""
+    accumulator = MeanAccumulator()
+    for record in records:
+        for key, value in record.statistics.items():
+            accumulator.update({key: torch.tensor([value], dtype=torch.float64)}, [record.name])
+        for key, values in record.curves.items():
+            accumulator.update({key: torch.tensor([values], dtype=torch.float64)}, [record.name], keep=1)
+    return accumulator
+
+
+def _check_one_kind(records: Sequence[ImageRecord]) -> None:
+    """Means over images that were scored by different things would compare nothing."""
+    examples = {record.kind: record.name for record in records}
+    if len(examples) > 1:
+        found = "; ".join(f"{kind} ({name})" for kind, name in examples.items())
+        raise ValueError(f"the predictions are of different kinds: {found}; score each kind by itself")
+
+
+def as_json(estimates: Mapping[str, Estimate]) -> dict[str, Any]:
+    """Estimates as plain numbers and lists, None for NaN, which JSON does not know."""
+    return {name: _without_nan(estimate.to_dict()) for name, estimate in estimates.items()}
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_report(
@@ -58,7 +140,12 @@ def write_report(
             name: {"num_images": summary.num_images[name], "metrics": _numbers_as_json(estimates)}
             for name, estimates in summary.groups.items()
         },
-        "curves": {"levels": list(RELIABILITY_LEVELS), "removed": list(FRACTIONS), **as_json(curves)},
+        "curves": {
+            "levels": list(RELIABILITY_LEVELS),
+            "calibrated_levels": list(CALIBRATED_LEVELS),
+            "removed": list(FRACTIONS),
+            **as_json(curves),
+        },
         "config": plain(options),
         "versions": versions(),
         "num_processes": PartialState().num_processes,
@@ -122,3 +209,20 @@ def draw_figures(folder: ResultFolder, summary: Summary) -> None:
 
 def _pair(estimate: Estimate) -> tuple[float, float]:
     return float(estimate.value), float(estimate.standard_error)
+
+
+def report_text(metrics: Mapping[str, Any], output: Path) -> str:
+    """The headline numbers of metrics.json, with what they mean, for a terminal."""
+    lines = [f"{metrics['num_images']} images of {metrics['data']['title']}, {metrics['average']}"]
+    lines.append(f"alignment: {metrics['alignment']['text']}")
+    lines += [_line(name, metrics["metrics"][name]) for name in HEADLINE if name in metrics["metrics"]]
+    calibrated = metrics["curves"].get("calibrated_reliability", {"value": []})["value"]
+    pairs = zip(metrics["curves"]["calibrated_levels"], calibrated, strict=False)
+    lines += [f"  calibrated {level:.0%} interval covers {share:.1%}" for level, share in pairs]
+    lines += [f"failed: {one['name']}: {one['reason']}" for one in metrics["failed"]]
+    return "\n".join([*lines, f"written to {output}"])
+
+
+def _line(name: str, entry: Mapping[str, Any]) -> str:
+    error = entry["standard_error"]
+    return f"  {name:<26}{entry['value']:.4g}" + ("" if error is None else f" +- {error:.2g}")

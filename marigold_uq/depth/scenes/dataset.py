@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, TypedDict
+from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils.data import Dataset
 
+from marigold_uq.depth.data.base import DepthDataset
+from marigold_uq.depth.data.sample import DepthSample
 from marigold_uq.depth.scenes.layouts import DEFAULT_KINDS, LAYOUTS
 from marigold_uq.depth.scenes.materials import Palette
 from marigold_uq.depth.scenes.renderer import Rendering, render
@@ -20,17 +20,13 @@ SPLITS = ("train", "validation", "test")
 MIN_RELATIVE_RANGE = 0.03  # a picture whose depth varies by less teaches nothing and is drawn again
 
 
-class SceneSample(TypedDict):
-    """One item of `ProceduralScenes`."""
+class SceneSample(DepthSample):
+    """One item of `ProceduralScenes`: depth in metres along the optical axis, not valid in the sky."""
 
-    image: Tensor  # 3, H, W; float32 in [0, 1]
-    depth: Tensor  # 1, H, W; float32, metres along the optical axis
-    valid: Tensor  # 1, H, W; bool, False for sky
-    name: str
     kind: str
 
 
-class ProceduralScenes(Dataset[SceneSample]):
+class ProceduralScenes(DepthDataset):
     """Rendered indoor and outdoor scenes with exact planar depth.
 
     Sample i is a function of (seed, split, i) alone: it does not depend on the length, on workers, on order or on
@@ -65,23 +61,21 @@ class ProceduralScenes(Dataset[SceneSample]):
             )
         if split not in SPLITS:
             raise ValueError(f"split={split!r} is unknown; choose one of {', '.join(SPLITS)}.")
+        super().__init__(length)
         self.length, self.seed, self.split = length, seed, split
         self.height, self.width, self.photographs = height, width, photographs
         self.kinds = _checked_kinds(DEFAULT_KINDS if kinds is None else kinds)
 
-    def __len__(self) -> int:
-        return self.length
+    def name_of(self, index: int) -> str:
+        return f"{self.split}_{self.seed}_{index:07d}"
 
-    def __getitem__(self, index: int) -> SceneSample:
-        if not -self.length <= index < self.length:
-            raise IndexError(f"index {index} is out of range for {self.length} scenes.")
-        index %= self.length
+    def read(self, index: int) -> SceneSample:
         kind, rendering = self._render(index)
         return SceneSample(
             image=torch.from_numpy(np.ascontiguousarray(rendering.image.transpose(2, 0, 1))),
             depth=torch.from_numpy(rendering.depth[None]),
             valid=torch.from_numpy(rendering.valid[None]),
-            name=f"{self.split}_{self.seed}_{index:07d}",
+            name=self.name_of(index),
             kind=kind,
         )
 

@@ -1,15 +1,16 @@
 """Fields: generators of PDE trajectories, their files (and PDEBench's), weather records, and training samples."""
 
 from marigold_uq.field.data.burgers import Burgers
-from marigold_uq.field.data.equation import FieldDataError, PeriodicEquation, trajectory_generator
+from marigold_uq.field.data.equation import PeriodicEquation, trajectory_generator
 from marigold_uq.field.data.generation import generate
 from marigold_uq.field.data.kuramoto_sivashinsky import KuramotoSivashinsky
-from marigold_uq.field.data.sequences import FieldSequences, require_grid
-from marigold_uq.field.data.statistics import FieldStatistics, require_statistics, statistics_of
+from marigold_uq.field.data.sequences import FieldSequences
+from marigold_uq.field.data.statistics import statistics_of
 from marigold_uq.field.data.storage import PAPER_POINTS, PAPER_STATES, read_trajectories, write_trajectories
 from marigold_uq.field.data.trajectories import Split, Trajectories
 from marigold_uq.field.data.transitions import RandomTransitions, Transitions
 from marigold_uq.field.data.weather import WEATHERBENCH2, WeatherSequences, latitude_weights, open_weather
+from marigold_uq.models.field_grid import FieldDataError
 
 EQUATIONS: dict[str, type[PeriodicEquation]] = {"ks": KuramotoSivashinsky, "burgers": Burgers}
 
@@ -21,7 +22,6 @@ __all__ = [
     "Burgers",
     "FieldDataError",
     "FieldSequences",
-    "FieldStatistics",
     "KuramotoSivashinsky",
     "PeriodicEquation",
     "RandomTransitions",
@@ -33,8 +33,6 @@ __all__ = [
     "latitude_weights",
     "open_weather",
     "read_trajectories",
-    "require_grid",
-    "require_statistics",
     "statistics_of",
     "trajectory_generator",
     "write_trajectories",

@@ -12,7 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marigold_uq.field.data.equation import Floats, PeriodicEquation
+from marigold_uq.field.data.equation import PeriodicEquation
+from marigold_uq.models.field_grid import Floats
+
+__all__ = ["Burgers"]
+
 
 WAVE_NUMBERS = np.arange(1, 5)
 NUM_PICKS = 2

@@ -7,14 +7,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-Floats = NDArray[np.float64]
+from marigold_uq.models.field_grid import FieldDataError, Floats
 
-
-class FieldDataError(ValueError):
-    """A field file or array that cannot be used, with the reason and what to do."""
+__all__ = ["PeriodicEquation", "trajectory_generator"]
 
 
 def trajectory_generator(seed: int, index: int) -> np.random.Generator:

@@ -14,7 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marigold_uq.field.data.equation import Floats, PeriodicEquation
+from marigold_uq.field.data.equation import PeriodicEquation
+from marigold_uq.models.field_grid import Floats
+
+__all__ = ["KuramotoSivashinsky"]
+
 
 CONTOUR_POINTS = 32
 

@@ -3,12 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
-import numpy as np
 from torch import Tensor
 
-from marigold_uq.field.data.equation import FieldDataError, Floats
+from marigold_uq.models.field_grid import Floats
 
-GRID_TOLERANCE = 1e-4  # of a spacing: coordinates stored as float32 are not exactly equidistant
+__all__ = ["FieldSequences", "blocks"]
 
 
 class FieldSequences(Protocol):
@@ -49,20 +48,6 @@ class FieldSequences(Protocol):
 
     def static_fields(self) -> Mapping[str, Tensor]:
         """Fields that do not change with time, each (*space)."""
-
-
-def require_grid(source: str, found: Mapping[str, Floats], expected: Mapping[str, Floats]) -> None:
-    """Raise unless the axes `found` are those `expected`: names, order, sizes and values."""
-    if list(found) != list(expected):
-        raise FieldDataError(f"{source}: wrong grid: axes {list(found)}, expected {list(expected)}, in this order")
-    for name, values in expected.items():
-        wanted, given = np.asarray(values, np.float64), np.asarray(found[name], np.float64)
-        slack = GRID_TOLERANCE * float(np.abs(np.diff(wanted)).min()) if len(wanted) > 1 else GRID_TOLERANCE
-        if len(given) != len(wanted) or np.abs(given - wanted).max() > slack:
-            raise FieldDataError(
-                f"{source}: wrong grid: {name} has {len(given)} points from {given[0]:g} to {given[-1]:g}, but the "
-                f"grid asked for has {len(wanted)} from {wanted[0]:g} to {wanted[-1]:g}; interpolate to it first"
-            )
 
 
 def blocks(sequences: FieldSequences, size: int = 64) -> Iterator[tuple[int, Tensor]]:

@@ -1,31 +1,12 @@
 """Means and deviations of states and increments, by the name of the variable, from the training part alone."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-
 import torch
 from torch import Tensor
 
-from marigold_uq.field.data.equation import FieldDataError
 from marigold_uq.field.data.sequences import FieldSequences, blocks
+from marigold_uq.models.field_grid import FieldDataError, FieldStatistics
 
-
-@dataclass(frozen=True)
-class FieldStatistics:
-    """Mean and standard deviation of the states and of the increments u_s - u_{s-1}; one number each."""
-
-    mean: float
-    std: float
-    increment_mean: float
-    increment_std: float
-
-    def normalize_state(self, states: Tensor) -> Tensor:
-        """States with mean 0 and variance 1 over the training part."""
-        return (states - self.mean) / self.std
-
-    def to_dict(self) -> dict[str, float]:
-        """For a config or checkpoint; `FieldStatistics(**stored)` reads it."""
-        return asdict(self)
+__all__ = ["statistics_of"]
 
 
 def statistics_of(train: FieldSequences) -> dict[str, FieldStatistics]:
@@ -50,15 +31,6 @@ def statistics_of(train: FieldSequences) -> dict[str, FieldStatistics]:
                 f"{train.source}: states or increments of {name} do not vary ({one}); nothing to scale by"
             )
     return found
-
-
-def require_statistics(source: str, statistics: Mapping[str, object], variables: tuple[str, ...]) -> None:
-    """Raise unless there are statistics of each variable and of no other: they are looked up by name."""
-    if set(statistics) != set(variables):
-        raise FieldDataError(
-            f"{source}: mismatched statistics: they are of {sorted(statistics)}, but the variables are "
-            f"{sorted(variables)}; compute them from the training part of the same variables"
-        )
 
 
 def _require_finite(train: FieldSequences, values: Tensor) -> None:

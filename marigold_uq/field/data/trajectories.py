@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marigold_uq.field.data.equation import FieldDataError, Floats
-from marigold_uq.field.data.sequences import GRID_TOLERANCE
+from marigold_uq.models.field_grid import GRID_TOLERANCE, FieldDataError, Floats
+
+__all__ = ["Split", "Trajectories"]
 
 
 @dataclass(frozen=True)

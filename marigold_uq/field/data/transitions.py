@@ -4,12 +4,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from marigold_uq.depth.data.epochs import SharedEpoch, stream
-from marigold_uq.field.data.equation import FieldDataError
 from marigold_uq.field.data.sequences import FieldSequences
+from marigold_uq.models.field_grid import FieldDataError
+from marigold_uq.randomness import member_seed
+
+__all__ = ["RandomTransitions", "Transitions"]
+
 
 ORDER_STREAM, TIME_STREAM = 1, 2
 HOUR = 3600
@@ -40,7 +44,7 @@ class Transitions(Dataset[dict[str, Any]]):
     ) -> None:
         if num_history < 1 or num_leads < 1 or stride < 1:
             raise ValueError(
-                f"num_history, num_leads and stride are at least 1; got {num_history}, {num_leads}, {stride}"
+                f"num_history, num_leads and stride must be at least 1; got {num_history}, {num_leads}, {stride}"
             )
         self.sequences, self.num_history, self.num_leads = sequences, num_history, num_leads
         places = [self._places(number, stride, target_hours) for number in range(sequences.num_sequences)]
@@ -104,12 +108,15 @@ class RandomTransitions(Transitions):
 
     def __init__(self, sequences: FieldSequences, *, num_history: int = 2, seed: int = 0) -> None:
         super().__init__(sequences, num_history=num_history)
-        self.seed, self._epoch = seed, SharedEpoch()
+        self.seed = seed
+        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # seen by workers that are already running
         self._order = (-1, np.empty(0, dtype=np.int64))  # epoch, its permutation of the sequences
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order and times of `epoch`, counted from 0."""
-        self._epoch.set(epoch)
+        if epoch < 0:
+            raise ValueError(f"epochs count from 0; got {epoch}")
+        self._epoch[0] = epoch
 
     def __len__(self) -> int:
         return self.sequences.num_sequences
@@ -117,11 +124,13 @@ class RandomTransitions(Transitions):
     def __getitem__(self, index: int) -> dict[str, Any]:
         if not 0 <= index < len(self):
             raise IndexError(f"index {index} of {len(self)} transitions")
-        epoch = self._epoch.get()
+        epoch = int(self._epoch[0])
         if self._order[0] != epoch:
-            self._order = epoch, stream(self.seed, ORDER_STREAM, epoch).permutation(len(self))
+            self._order = epoch, self._stream(ORDER_STREAM, epoch).permutation(len(self))
         sequence = int(self._order[1][index])
         choices = self.steps[self.starts[sequence] : self.starts[sequence + 1]]
-        return self.transition(
-            sequence, int(choices[stream(self.seed, TIME_STREAM, epoch, sequence).integers(len(choices))])
-        )
+        place = self._stream(TIME_STREAM, epoch, sequence).integers(len(choices))
+        return self.transition(sequence, int(choices[place]))
+
+    def _stream(self, *key: int) -> np.random.Generator:
+        return np.random.default_rng(member_seed(self.seed, *key))

@@ -3,30 +3,22 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from marigold_uq.field.data.equation import FieldDataError, Floats
+from marigold_uq.models.field_grid import FieldDataError, Floats
+from marigold_uq.pipelines.field.states import FULL_CIRCLE, RENAMED, find_variable, xarray_module
+
+__all__ = ["AXES", "WEATHERBENCH2", "WeatherSequences", "_region", "latitude_weights", "open_weather"]
+
 
 AXES = ("latitude", "longitude")
-RENAMED = {"lat": "latitude", "lon": "longitude", "pressure_level": "level"}
 TUTORIAL = "air_temperature"
 """Also the name under which `xarray.tutorial` downloads the small record."""
 WEATHERBENCH2 = "gs://weatherbench2/datasets/era5/1959-2023_01_10-wb13-6h-1440x721_with_derived_variables.zarr"
-FULL_CIRCLE = 360.0
-
-
-def xarray_module() -> ModuleType:
-    """xarray, or an error that says how to get it."""
-    try:
-        import xarray
-    except ImportError as error:
-        raise ImportError("weather records need xarray: pip install 'marigold_uq[weather]'") from error
-    return xarray
 
 
 def open_weather(
@@ -86,22 +78,6 @@ def _region(data: Any, source: str, latitude: Any, longitude: Any) -> Any:
     if not (data.sizes["latitude"] and data.sizes["longitude"]):
         raise FieldDataError(f"{source}: no grid point in latitude={latitude}, longitude={longitude}")
     return data
-
-
-def find_variable(data: Any, name: str, source: str) -> Any:
-    """The array of a variable of a Dataset, one level of it where the name ends in a level."""
-    if name in data.data_vars:
-        return data[name]
-    stem, _, level = name.rpartition("_")
-    if stem in data.data_vars and level.isdecimal() and "level" in data[stem].dims:
-        levels = data[stem]["level"].values
-        if int(level) not in levels:
-            raise FieldDataError(f"{source}: {stem} has the levels {levels.tolist()}, not {level}")
-        return data[stem].sel(level=int(level))
-    raise FieldDataError(
-        f"{source}: missing variable {name!r}; it holds {sorted(map(str, data.data_vars))}"
-        " (one level of a variable: name_level)"
-    )
 
 
 @dataclass(frozen=True)

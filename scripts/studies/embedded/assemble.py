@@ -3,15 +3,30 @@
 python -m scripts.studies.embedded.assemble --model runs/embedded/calibrated --output marigold_uq/assets/depth
 """
 
-import argparse
 import json
-import shutil
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from marigold_uq.commands.runner import Invocation, run_command
+from marigold_uq.files import atomic_folder
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
+
+
+@dataclass(frozen=True)
+class AssembleOptions:
+    """Write a model in half precision, as the package carries it.
+
+    Args:
+        model: Folder of the calibrated model.
+        output: Folder to write; it must not exist.
+    """
+
+    model: Path
+    output: Path
 
 
 def drop_entries(config: Path, *names: str) -> None:
@@ -21,23 +36,21 @@ def drop_entries(config: Path, *names: str) -> None:
     config.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def assemble(options: AssembleOptions, invocation: Invocation) -> int:
     """Write the folder; it appears when it is complete."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--output", type=Path, required=True)
-    args = parser.parse_args(arguments)
-    if args.output.exists():
-        parser.error(f"{args.output} exists; remove it to put another model there")
-    temporary = args.output.with_name(args.output.name + ".partial")
-    shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
-    MarigoldUQDepthPipeline.from_pretrained(args.model).to(torch.float16).save_pretrained(temporary)
-    for config in temporary.rglob("*.json"):
-        drop_entries(config, "_name_or_path")  # where the model lay while it was made
-    # AutoencoderTiny writes this entry and, on loading, warns that it does not know it.
-    drop_entries(temporary / "vae" / "config.json", "block_out_channels")
-    temporary.rename(args.output)
+    with atomic_folder(options.output) as temporary:
+        MarigoldUQDepthPipeline.from_pretrained(options.model).to(torch.float16).save_pretrained(temporary)
+        for config in temporary.rglob("*.json"):
+            drop_entries(config, "_name_or_path")  # where the model lay while it was made
+        # AutoencoderTiny writes this entry and, on loading, warns that it does not know it.
+        drop_entries(temporary / "vae" / "config.json", "block_out_channels")
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0, or 2 for an error that names what to mend."""
+    return run_command("scripts.studies.embedded.assemble", AssembleOptions, assemble, arguments)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

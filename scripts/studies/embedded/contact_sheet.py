@@ -1,20 +1,23 @@
 """Draw a contact sheet of procedural scenes: pictures beside their depth, one row per kind of scene.
 
-python -m scripts.studies.embedded.contact_sheet --output docs/images/procedural_scenes.png
+python -m scripts.studies.embedded.contact_sheet --output docs/images/procedural_scenes.jpg
 """
 
 from __future__ import annotations
 
-import argparse
-import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from marigold_uq.commands.runner import Invocation, run_command
 from marigold_uq.depth.colors import color_depth
 from marigold_uq.depth.scenes import LAYOUTS, ProceduralScenes, SceneSample
+from marigold_uq.files import atomic_path, make_folder
 
 Picture = NDArray[np.uint8]
 GAP = 4  # pixels between tiles
@@ -36,12 +39,12 @@ def tile(sample: SceneSample, scale: float) -> Picture:
     return cv2.copyMakeBorder(pair, 0, GAP, 0, GAP, cv2.BORDER_CONSTANT, value=(255, 255, 255))
 
 
-def sheet(kinds: list[str], columns: int, seed: int, height: int, width: int, scale: float) -> Picture:
+def sheet(kinds: Sequence[str], columns: int, seed: int, height: int, width: int, scale: float) -> Picture:
     """One labelled row of `columns` scenes per kind."""
     rows = []
     for kind in kinds:
         scenes = ProceduralScenes(columns, seed=seed, height=height, width=width, kinds={kind: 1.0}, split="test")
-        row = np.hstack([tile(scenes[i], scale) for i in range(columns)])
+        row = np.hstack([tile(scenes.read(i), scale) for i in range(columns)])
         label = np.full((LABEL, row.shape[1], 3), 255, dtype=np.uint8)
         cv2.putText(label, kind, (2, LABEL - 5), cv2.FONT_HERSHEY_SIMPLEX, 0.5, (0, 0, 0), 1, cv2.LINE_AA)
         rows += [label, row]
@@ -49,36 +52,50 @@ def sheet(kinds: list[str], columns: int, seed: int, height: int, width: int, sc
 
 
 def save(picture: Picture, path: Path, overwrite: bool) -> None:
-    """Write to a temporary name, then rename."""
-    if path.exists() and not overwrite:
-        raise FileExistsError(f"{path} exists; pass --overwrite to replace it.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.stem}.partial{path.suffix}")
-    options = [cv2.IMWRITE_JPEG_QUALITY, 88] if path.suffix in (".jpg", ".jpeg") else []
-    if not cv2.imwrite(str(temporary), picture, options):
-        raise OSError(f"OpenCV could not write {temporary}; use a .png or .jpg name in a writable folder.")
-    os.replace(temporary, path)
+    """Write a .png or .jpg file."""
+    make_folder(path.parent)
+    quality = [cv2.IMWRITE_JPEG_QUALITY, 88] if path.suffix in (".jpg", ".jpeg") else []
+    with atomic_path(path, overwrite=overwrite) as temporary:
+        if not cv2.imwrite(str(temporary), picture, quality):
+            raise OSError(f"OpenCV could not write {path}; use a .png or .jpg name in a writable folder")
 
 
-def arguments() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--output", type=Path, required=True, help="picture to write, .png or .jpg")
-    parser.add_argument("--kinds", nargs="+", default=list(LAYOUTS), choices=list(LAYOUTS), help="rows of the sheet")
-    parser.add_argument("--columns", type=int, default=5, help="scenes per row")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--height", type=int, default=192)
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--scale", type=float, default=0.5, help="reduction of each picture on the sheet")
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
-    return parser.parse_args()
+@dataclass(frozen=True)
+class SheetOptions:
+    """Draw procedural scenes beside their depth, one row per kind.
+
+    Args:
+        output: Picture to write, .png or .jpg.
+        kinds: Rows of the sheet; default: all kinds.
+        columns: Scenes per row.
+        seed: Other scenes.
+        height: Of each picture, in pixels.
+        width: Of each picture, in pixels.
+        scale: Reduction of each picture on the sheet.
+        overwrite: Replace an existing file.
+    """
+
+    output: Path
+    kinds: tuple[str, ...] = tuple(LAYOUTS)
+    columns: int = 5
+    seed: int = 0
+    height: int = 192
+    width: int = 256
+    scale: float = 0.5
+    overwrite: bool = False
 
 
-def main() -> None:
+def draw(options: SheetOptions, invocation: Invocation) -> int:
     """Render, arrange, save."""
-    args = arguments()
-    save(sheet(args.kinds, args.columns, args.seed, args.height, args.width, args.scale), args.output, args.overwrite)
+    size = (options.height, options.width)
+    save(sheet(options.kinds, options.columns, options.seed, *size, options.scale), options.output, options.overwrite)
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0, or 2 for an error that names what to mend."""
+    return run_command("scripts.studies.embedded.contact_sheet", SheetOptions, draw, arguments)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

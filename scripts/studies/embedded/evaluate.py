@@ -1,26 +1,30 @@
 r"""Compare the families of the embedded model on held-out scenes: one evaluation per (family, mode, steps), one table.
 
-python -m scripts.studies.embedded.evaluate --runs runs/embedded --scenes runs/embedded/scenes/test --steps 1 4 10
-python -m scripts.studies.embedded.evaluate --runs runs/embedded --scenes runs/embedded/scenes/test --steps 50
+python -m scripts.studies.embedded.evaluate --runs runs/embedded --scenes runs/embedded/scenes/test --steps '[1, 4, 10]'
+python -m scripts.studies.embedded.evaluate --runs runs/embedded --scenes runs/embedded/scenes/test --steps '[50]'
 
-Resumable: finished evaluations are kept, an unfinished one goes on. Members are ten in both modes; intervals are the
-members' mean -+ Student's t, which covers 90 % if ten members are honest. A second table has the differences between
-families scene by scene, whose standard errors are far smaller: scenes differ more than families.
+Resumable: finished evaluations are kept, an unfinished one resumes. Members are ten in both modes; intervals are the
+members' mean -+ Student's t, which covers 90 % if ten members are calibrated. A second table has the differences
+between families scene by scene. Its standard errors are far smaller, because scenes differ more than families.
 """
 
-import argparse
 import csv
 import json
+import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
+from marigold_uq.commands.runner import Invocation, run_command
 from marigold_uq.depth.evaluation import DepthEvaluation, evaluate_depth
 from marigold_uq.depth.evaluation.options import DataOptions, PipelineOptions, ScoreOptions, plain
+from marigold_uq.files import atomic_path, require_same
 
+Mode = Literal["ensemble", "trajectory"]
 FAMILIES = ("point", "gaussian", "mixture", "low_rank", "low_rank_kernel")
 METRICS = {
     "abs_relative_difference": "AbsRel",
@@ -37,42 +41,73 @@ PAIRED = ("abs_relative_difference", "relative_crps", "energy_score")
 PANELS = ("depth", "probabilistic", "calibrated", "energy_score", "ranking")
 
 
-def cells(args: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
-    """Every (family, mode, steps); a point model has no law to draw a trajectory's members from."""
-    for steps in args.steps:
-        for family in args.families:
-            for mode in args.modes:
+@dataclass(frozen=True)
+class CompareOptions:
+    """Compare the families of the embedded model on held-out scenes.
+
+    Args:
+        runs: Folder with FAMILY/model.
+        scenes: Folder of rendered scenes.
+        output: Folder for evaluations and tables; default: RUNS/evaluation.
+        families: Those to compare; the first is the reference.
+        modes: Ways to uncertainty.
+        steps: Numbers of denoising steps.
+        ensemble_size: Members of both modes.
+        limit: Only so many scenes, evenly spaced.
+        threads: Of torch; default: its own choice.
+    """
+
+    runs: Path
+    scenes: Path
+    output: Path | None = None
+    families: tuple[str, ...] = FAMILIES
+    modes: tuple[Mode, ...] = ("ensemble", "trajectory")
+    steps: tuple[int, ...] = (1, 4, 10)
+    ensemble_size: int = 10
+    limit: int | None = None
+    threads: int | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where everything is written."""
+        return self.output or self.runs / "evaluation"
+
+
+def cells(options: CompareOptions) -> Iterator[tuple[str, Mode, int]]:
+    """Every (family, mode, steps); a point model has no distribution to draw a trajectory's members from."""
+    for steps in options.steps:
+        for family in options.families:
+            for mode in options.modes:
                 if not (family == "point" and mode == "trajectory"):
                     yield family, mode, steps
 
 
-def evaluation_of(args: argparse.Namespace, family: str, mode: str, steps: int) -> DepthEvaluation:
+def evaluation_of(options: CompareOptions, family: str, mode: Mode, steps: int) -> DepthEvaluation:
     """The options of one cell."""
     return DepthEvaluation(
         pipeline=PipelineOptions(
-            str(args.runs / family / "model"),
+            str(options.runs / family / "model"),
             mode,
-            args.members,
-            steps=steps,
-            batch_size=args.members,  # type: ignore[arg-type]
+            options.ensemble_size,
+            num_inference_steps=steps,
+            batch_size=options.ensemble_size,
         ),
-        data=DataOptions("scenes", root=str(args.scenes), limit=args.limit),
+        data=DataOptions("scenes", root=str(options.scenes), limit=options.limit),
         score=ScoreOptions(metrics=PANELS, level=0.9, interval="student_t"),
-        output=args.output / f"{family}-{mode}-{steps}",
+        output=options.folder / f"{family}-{mode}-{steps}",
         figures=False,
     )
 
 
-def measured(args: argparse.Namespace, family: str, mode: str, steps: int) -> dict[str, Any]:
+def measured(options: CompareOptions, family: str, mode: Mode, steps: int) -> dict[str, Any]:
     """The cell's metrics.json, made if it is not there."""
-    options = evaluation_of(args, family, mode, steps)
-    path = options.output / "metrics.json"
+    cell = evaluation_of(options, family, mode, steps)
+    path = cell.output / "metrics.json"
     if not path.is_file():
         print(f"{family}, {mode}, {steps} steps", flush=True)
-        evaluate_depth(options)
+        evaluate_depth(cell)
     found = json.loads(path.read_text(encoding="utf-8"))
-    if found["config"] != plain(options):
-        raise SystemExit(f"{path} was made with other options; remove its folder or choose another --output")
+    require_same(cell.output, found["config"], plain(cell))
     return found
 
 
@@ -97,7 +132,7 @@ def per_scene(folder: Path) -> dict[str, list[float]]:
     return {name: [float(row[name]) for row in rows] for name in PAIRED}
 
 
-def paired_table(args: argparse.Namespace) -> str:
+def paired_table(options: CompareOptions) -> str:
     """Markdown: each (family, mode) against the first of the same number of steps, in percent.
 
     The last column has a trajectory's CRPS against the same family's ensemble.
@@ -105,13 +140,13 @@ def paired_table(args: argparse.Namespace) -> str:
     titles = [*(f"{METRICS[name]}, % of reference" for name in PAIRED), "CRPS / depth, % of its own ensemble"]
     lines = ["| steps | mode | family | " + " | ".join(titles) + " |"]
     lines.append("|" + "---|" * (3 + len(titles)))
-    references = {steps: (family, mode) for family, mode, steps in reversed(list(cells(args)))}
-    for family, mode, steps in cells(args):
-        reference = per_scene(evaluation_of(args, *references[steps], steps).output)
-        own = per_scene(evaluation_of(args, family, mode, steps).output)
+    references = {steps: (family, mode) for family, mode, steps in reversed(list(cells(options)))}
+    for family, mode, steps in cells(options):
+        reference = per_scene(evaluation_of(options, *references[steps], steps).output)
+        own = per_scene(evaluation_of(options, family, mode, steps).output)
         entries = [_difference(own[name], reference[name]) for name in PAIRED]
-        if mode == "trajectory" and "ensemble" in args.modes:
-            ensemble = per_scene(evaluation_of(args, family, "ensemble", steps).output)
+        if mode == "trajectory" and "ensemble" in options.modes:
+            ensemble = per_scene(evaluation_of(options, family, "ensemble", steps).output)
             entries.append(_difference(own["relative_crps"], ensemble["relative_crps"]))
         else:
             entries.append("")
@@ -126,28 +161,22 @@ def _difference(own: Sequence[float], reference: Sequence[float]) -> str:
     return f"{share.mean():+.1f} +- {error:.1f}"
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Evaluate what is missing and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, required=True, help="folder with FAMILY/model")
-    parser.add_argument("--scenes", type=Path, required=True)
-    parser.add_argument("--output", type=Path, default=None, help="default: RUNS/evaluation")
-    parser.add_argument("--families", nargs="+", default=FAMILIES)
-    parser.add_argument("--modes", nargs="+", default=("ensemble", "trajectory"), choices=("ensemble", "trajectory"))
-    parser.add_argument("--steps", nargs="+", type=int, default=[1, 4, 10])
-    parser.add_argument("--members", type=int, default=10)
-    parser.add_argument("--limit", type=int, default=None)
-    parser.add_argument("--threads", type=int, default=None, help="threads of torch; default: torch's own choice")
-    args = parser.parse_args(arguments)
-    args.output = args.output or args.runs / "evaluation"
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
-    text = table({cell: measured(args, *cell) for cell in cells(args)}) + "\n" + paired_table(args)
+def compare(options: CompareOptions, invocation: Invocation) -> int:
+    """Evaluate what is missing and write the tables."""
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    text = table({cell: measured(options, *cell) for cell in cells(options)}) + "\n" + paired_table(options)
     print(text)
-    temporary = args.output / ".table.md"
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(args.output / f"table-{'-'.join(map(str, args.steps))}.md")
+    name = f"table-{'-'.join(map(str, options.steps))}.md"
+    with atomic_path(options.folder / name, overwrite=True) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0, or 2 for an error that names what to mend."""
+    return run_command("scripts.studies.embedded.evaluate", CompareOptions, compare, arguments)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,27 +1,30 @@
 """Draw pictures beside their true depth, the prediction, its standard deviation and its error, one row per source.
 
-python -m scripts.studies.embedded.photo_sheet --root data/depth_real --output photos.jpg
-python -m scripts.studies.embedded.photo_sheet --name scenes --root runs/embedded/scenes/test --output scenes.jpg
+python -m scripts.studies.embedded.photo_sheet --data.root data/depth_real --output photos.jpg
+python -m scripts.studies.embedded.photo_sheet --data.name scenes --data.root scenes/test --output scenes.jpg
 """
 
 from __future__ import annotations
 
-import argparse
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import cv2
 import numpy as np
 import torch
-from contact_sheet import GAP, LABEL, Picture, save
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
+from marigold_uq.commands.runner import Invocation, run_command
 from marigold_uq.depth.colors import color_depth, color_uncertainty
-from marigold_uq.depth.data import DepthDataset, build_dataset
+from marigold_uq.depth.data import DepthDataset
+from marigold_uq.depth.evaluation.evaluate import check_dataset, open_dataset
 from marigold_uq.depth.evaluation.options import AlignmentOptions, DataOptions, PipelineOptions
 from marigold_uq.depth.evaluation.predictors import PipelinePredictor
 from marigold_uq.depth.evaluation.protocol import DepthProtocol
+from scripts.studies.embedded.contact_sheet import GAP, LABEL, Picture, save
 
 HEADINGS = ("picture", "true depth", "prediction", "standard deviation", "absolute error")
 WIDTH = 200  # pixels of a tile
@@ -47,17 +50,17 @@ def tiles(predictor: PipelinePredictor, dataset: DepthDataset, index: int) -> li
     aligned = protocol.align(prediction, sample)
     valid = sample["valid"][0].numpy()
     truth = np.where(valid, sample["depth"][0].double().numpy(), np.nan)
-    said = aligned.scale * prediction.point.double().numpy() + aligned.shift
+    predicted = aligned.scale * prediction.point.double().numpy() + aligned.shift
     assert prediction.uncertainty is not None
     deviation = abs(aligned.scale) * prediction.uncertainty.double().numpy()
-    error = np.abs(said - truth)
+    error = np.abs(predicted - truth)
     shared = (float(np.nanpercentile(truth, 1)), float(np.nanpercentile(truth, 99)))
     top = float(np.nanpercentile(error, 95))
     image = np.rint(255 * sample["image"].permute(1, 2, 0).numpy()).astype(np.uint8)
     maps: list[NDArray[np.uint8]] = [
         image,
         color_depth(truth, value_range=shared),
-        color_depth(said, value_range=shared),
+        color_depth(predicted, value_range=shared),
         color_uncertainty(deviation, vmax=top),
         color_uncertainty(error, vmax=top),
     ]
@@ -80,24 +83,37 @@ def sheet(predictor: PipelinePredictor, dataset: DepthDataset, rows: int | None)
     return np.vstack([label, *(np.hstack(tiles(predictor, dataset, index)) for index in chosen)])
 
 
+@dataclass(frozen=True)
+class PhotoSheetOptions:
+    """Draw pictures beside their true depth, the prediction, its standard deviation and its error.
+
+    Args:
+        output: Picture to write, .png or .jpg.
+        data: The images and their true depth.
+        pipeline: The model and how it is run.
+        rows: So many pictures, evenly spaced; default: one of every group.
+        overwrite: Replace an existing file.
+    """
+
+    output: Path
+    data: DataOptions = field(default_factory=DataOptions)
+    pipeline: PipelineOptions = field(default_factory=lambda: PipelineOptions(batch_size=10))
+    rows: int | None = None
+    overwrite: bool = False
+
+
 @torch.inference_mode()
-def main(arguments: Sequence[str] | None = None) -> None:
+def draw(options: PhotoSheetOptions, invocation: Invocation) -> int:
     """Predict, arrange, save."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, help="picture to write, .png or .jpg")
-    parser.add_argument("--name", default=DataOptions().name, help="data set reader (%(default)s)")
-    parser.add_argument("--root", required=True, help="folder of the data set")
-    parser.add_argument("--model", default="embedded")
-    parser.add_argument("--mode", default="trajectory", choices=("ensemble", "trajectory"))
-    parser.add_argument("--members", type=int, default=10)
-    parser.add_argument("--rows", type=int, default=None, help="so many pictures; default: one of every source")
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
-    args = parser.parse_args(arguments)
-    dataset = build_dataset(args.name, args.root, on_error="raise")
-    assert isinstance(dataset, DepthDataset)
-    predictor = PipelinePredictor(PipelineOptions(args.model, args.mode, args.members, batch_size=args.members))
-    save(sheet(predictor, dataset, args.rows), args.output, args.overwrite)
+    dataset = check_dataset(open_dataset(options.data))
+    save(sheet(PipelinePredictor(options.pipeline), dataset, options.rows), options.output, options.overwrite)
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0, or 2 for an error that names what to mend."""
+    return run_command("scripts.studies.embedded.photo_sheet", PhotoSheetOptions, draw, arguments)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,36 +1,40 @@
 r"""Turn the latent channels so that the errors of a trained base are uncorrelated between them.
 
-python -m scripts.studies.embedded.rotate_latents basis --model runs/embedded/base_more/model \
-    --latents runs/embedded/latents/train \
-    --output runs/embedded/rotated_vae
-python -m scripts.studies.embedded.train_vae --config configs/depth/embedded_rotated_decoder.yaml
-python -m scripts.studies.embedded.rotate_latents apply --model runs/embedded/base_more/model \
-    --latents runs/embedded/latents/train \
-    --vae runs/embedded/rotated_decoder/model --basis runs/embedded/rotated_vae/basis.npy \
-    --output runs/embedded/rotated/model --latents-output runs/embedded/rotated_latents/train
+python -m scripts.studies.embedded.rotate_latents --stage basis --model runs/embedded/base_more/model \
+    --latents runs/embedded/latents/train --output runs/embedded/rotated_vae
+python -m scripts.studies.embedded.train_vae --config configs/depth/embedded/vae.yaml \
+    --config configs/depth/embedded/decoder.yaml --config configs/depth/embedded/rotated_decoder.yaml
+python -m scripts.studies.embedded.rotate_latents --stage apply --model runs/embedded/base_more/model \
+    --latents runs/embedded/latents/train --basis runs/embedded/rotated_vae/basis.npy \
+    --vae runs/embedded/rotated_decoder/model --output runs/embedded/rotated/model \
+    --latents_output runs/embedded/rotated_latents/train
 
-All 16 numbers of a latent cell go wrong together when a depth is wrong: the level of depth is spread over them. A law
-with independent coordinates gives each its own error, which the decoder averages away, and the pixels' spread comes out
-far too small. In the basis of the errors' principal axes they are uncorrelated. White noise is white in any orthogonal
-basis, so the U-Net is turned exactly, by its first and last convolution. The encoder is turned exactly too; the decoder
-clamps its input (3 tanh(z / 3)) in the old basis, so it has to be trained again. SHRINK takes the clamp out of play.
+All 16 numbers of a latent cell go wrong together when a depth is wrong: the level of depth is spread over them. A
+distribution with independent coordinates gives each its own error. The decoder averages these away, and the pixels'
+spread comes out far too small. In the basis of the errors' principal axes they are uncorrelated. White noise is white
+in any orthogonal basis, so the U-Net is turned exactly, by its first and last convolution. The encoder is turned
+exactly too. The decoder clamps its input (3 tanh(z / 3)) in the old basis, so it has to be trained again. SHRINK takes
+the clamp out of play.
 """
 
-import argparse
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
-from encode_latents import check_autoencoder
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from marigold_uq.commands.runner import Invocation, run_command
 from marigold_uq.denoising import predict_noise
 from marigold_uq.depth.data.shards import LatentShards, write_shard
-from marigold_uq.files import atomic_folder
+from marigold_uq.files import atomic_folder, make_folder
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
+from scripts.encode_latents import check_autoencoder
 
 SHRINK = 4.0
 """The autoencoder's own latents become so many times smaller, and its scaling factor larger."""
@@ -52,12 +56,9 @@ def error_covariance(pipeline: MarigoldUQDepthPipeline, latents: LatentShards, n
         )
         noise = torch.randn(depth.shape, generator=generator)
         timesteps = torch.full((len(depth),), scheduler.config.num_train_timesteps - 1)
-        text = pipeline.prompt_embedding(len(depth)).to(depth)
-
-        def denoiser(x: Tensor, t: Tensor | int, image: Tensor = image, text: Tensor = text) -> Tensor:
-            return pipeline.unet(torch.cat([image, x], 1), t, encoder_hidden_states=text, return_dict=False)[0]
-
-        law = predict_noise(denoiser, scheduler, scheduler.add_noise(depth, noise, timesteps), timesteps)
+        law = predict_noise(
+            pipeline.denoiser(image), scheduler, scheduler.add_noise(depth, noise, timesteps), timesteps
+        )
         error = valid * (scheduler.training_target(depth, noise, timesteps) - law.mean)
         total = total + torch.einsum("bchw,bdhw->cd", error, error)
         count += int(valid.sum())
@@ -71,7 +72,7 @@ def principal_axes(covariance: Tensor) -> Tensor:
 
 @torch.no_grad()
 def turn_outputs(layer: nn.Module, matrix: Tensor) -> None:
-    """The convolution now says matrix @ (what it said); its output channels are the rows."""
+    """The convolution now gives matrix @ (what it gave); its output channels are the rows."""
     assert isinstance(layer, nn.Conv2d)
     layer.weight.copy_(torch.einsum("ij,jkhw->ikhw", matrix, layer.weight))
     if layer.bias is not None:
@@ -97,7 +98,7 @@ def turned_autoencoder(vae: AutoencoderTiny, basis: Tensor) -> AutoencoderTiny:
 def turned_pipeline(pipeline: MarigoldUQDepthPipeline, basis: Tensor, vae: AutoencoderTiny) -> MarigoldUQDepthPipeline:
     """The same model in the new basis."""
     if pipeline.scheduler.config.noise_family != "point":
-        raise SystemExit(
+        raise ValueError(
             f"only a mean can be turned: expected family point, got {pipeline.scheduler.config.noise_family}"
         )
     turn_inputs(pipeline.unet.conv_in, basis)
@@ -118,38 +119,58 @@ def turn_latents(latents: LatentShards, basis: Tensor, output: Path) -> None:
         write_shard(output / folder.name, turned, names)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+@dataclass(frozen=True)
+class RotateOptions:
+    """Turn the latent channels to the principal axes of a base's errors, in two stages.
+
+    Args:
+        stage: "basis" finds the axes and turns the autoencoder; "apply" turns the pipeline and the stored latents.
+        model: The base.
+        latents: Its training latents.
+        output: Folder to write; it must not exist.
+        samples: Latents from which the axes are found.
+        basis: For apply: basis.npy of the first stage.
+        vae: For apply: the turned autoencoder with its decoder trained.
+        latents_output: For apply: folder for the latents in the new basis.
+    """
+
+    stage: Literal["basis", "apply"]
+    model: Path
+    latents: Path
+    output: Path
+    samples: int = 512
+    basis: Path | None = None
+    vae: Path | None = None
+    latents_output: Path | None = None
+
+
+def rotate(options: RotateOptions, invocation: Invocation) -> int:
     """Find the basis, or apply it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("basis", "apply"))
-    parser.add_argument("--model", type=Path, required=True, help="a trained base, family point")
-    parser.add_argument("--latents", type=Path, required=True, help="its training latents")
-    parser.add_argument("--output", type=Path, required=True, help="folder for the autoencoder or the pipeline")
-    parser.add_argument("--samples", type=int, default=512, help="basis: latents whose errors are looked at")
-    parser.add_argument("--basis", type=Path, help="apply: basis.npy")
-    parser.add_argument("--vae", type=Path, help="apply: the turned autoencoder with its decoder trained")
-    parser.add_argument("--latents-output", type=Path, help="apply: folder for the latents in the new basis")
-    args = parser.parse_args(arguments)
-    if args.output.exists():
-        parser.error(f"{args.output} exists; remove it to make it again")
-    pipeline, latents = MarigoldUQDepthPipeline.from_pretrained(args.model), LatentShards(args.latents)
-    if args.what == "basis":
-        covariance = error_covariance(pipeline, latents, args.samples)
+    pipeline, latents = MarigoldUQDepthPipeline.from_pretrained(options.model), LatentShards(options.latents)
+    if options.stage == "basis":
+        covariance = error_covariance(pipeline, latents, options.samples)
         basis = principal_axes(covariance)
-        with atomic_folder(args.output, overwrite=True) as temporary:
+        with atomic_folder(options.output) as temporary:
             turned_autoencoder(pipeline.vae, basis).save_pretrained(temporary)
             np.save(temporary / "basis.npy", basis.numpy())
         print("variances:", " ".join(f"{value:.3g}" for value in torch.linalg.eigvalsh(covariance).flip(0)))
-        return
-    if None in (args.basis, args.vae, args.latents_output):
-        parser.error("apply needs --basis, --vae and --latents-output")
-    basis = torch.from_numpy(np.load(args.basis))
-    args.latents_output.mkdir(parents=True, exist_ok=True)
-    check_autoencoder(args.latents_output / "autoencoder.json", args.vae)
-    turn_latents(latents, basis, args.latents_output)
-    with atomic_folder(args.output, overwrite=True) as temporary:
-        turned_pipeline(pipeline, basis, AutoencoderTiny.from_pretrained(args.vae)).save_pretrained(temporary)
+        return 0
+    if options.basis is None or options.vae is None or options.latents_output is None:
+        raise ValueError("--stage apply needs --basis, --vae and --latents_output")
+    basis = torch.from_numpy(np.load(options.basis))
+    make_folder(options.latents_output)
+    check_autoencoder(options.latents_output, options.vae)
+    turn_latents(latents, basis, options.latents_output)
+    make_folder(options.output.parent)
+    with atomic_folder(options.output) as temporary:
+        turned_pipeline(pipeline, basis, AutoencoderTiny.from_pretrained(options.vae)).save_pretrained(temporary)
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0, or 2 for an error that names what to mend."""
+    return run_command("scripts.studies.embedded.rotate_latents", RotateOptions, rotate, arguments)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

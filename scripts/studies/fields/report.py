@@ -17,7 +17,7 @@ from marigold_uq import plotting
 from marigold_uq.denoising import predict_noise
 from marigold_uq.distributions import CholeskyDistribution, LowRankDistribution, NoiseDistribution
 from marigold_uq.field import figures
-from marigold_uq.field.command import read_config
+from marigold_uq.field.config import read_config
 from marigold_uq.field.data import Transitions
 from marigold_uq.field.evaluate import CURVES, GROUPS, PAIRED, SHOWN
 from marigold_uq.field.forecasters import load_quietly
@@ -25,6 +25,23 @@ from marigold_uq.field.splits import open_split
 from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.pipelines.field.output import FieldForecast
 from scripts.studies.fields.study import ModelRun
+
+__all__ = [
+    "calibration_table",
+    "collect",
+    "correlation_figure",
+    "grouped_error",
+    "law_correlation",
+    "lead_time_figure",
+    "member_figure",
+    "save_all",
+    "steps_figure",
+    "study_table",
+    "summary_table",
+    "tau_figure",
+    "uncertainty_figure",
+]
+
 
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 """Model -> what was measured, one entry per seed."""
@@ -34,9 +51,8 @@ def collect(runs: Sequence[ModelRun], file: str) -> dict[str, list[dict[str, Any
     """Model -> the files of its seeds, of those that are finished."""
     found: dict[str, list[dict[str, Any]]] = {}
     for run in runs:
-        content = run.read(file)
-        if content is not None:
-            found.setdefault(run.name, []).append(content)
+        if (run.folder / file).exists():
+            found.setdefault(run.name, []).append(run.read(file))
     return found
 
 
@@ -144,26 +160,25 @@ def grouped_error(values: NDArray[np.float64], groups: Sequence[Any]) -> float:
 def calibration_table(rows: Rows) -> str:
     """What was chosen on the validation part, a row per model, seed and number of steps.
 
-    Numbers are the CRPS of rollouts, a mean over lead times in units of "white, as it is" with the fewest steps that
-    does not diverge; of several tau the best.
+    Numbers are the CRPS of rollouts, a mean over lead times in units of the first setting's that does not diverge.
     """
-    names = [f"{color}, {how}" for color in ("white", "coloured") for how in ("as it is", "kappa")]
-    names += ["tau", "tau and kappa"]
-    lines = ["| model | seed | steps | chosen | " + " | ".join(names) + " |", "|---" * (4 + len(names)) + "|"]
+    titles = ["alone", "with kappa", "best tau alone", "best tau with kappa"]
+    lines = ["| model | seed | steps | chosen tau | " + " | ".join(titles) + " |", "|---" * (4 + len(titles)) + "|"]
     for model, seeds in rows.items():
         for one in seeds:
             for steps in sorted({candidate["steps"] for candidate in one["candidates"]}):
-                cells = [_least_score(one["candidates"], steps, name) for name in names]
-                best = one["best"]
-                chosen = f"{best['name']} ({best['tau']:g})" if best["steps"] == steps else ""
+                own = [candidate for candidate in one["candidates"] if candidate["steps"] == steps]
+                plain = [candidate for candidate in own if candidate["tau"] == 1]
+                keys = ("score_alone", "score")
+                cells = [_least(plain, key) for key in keys] + [_least(own, key) for key in keys]
+                chosen = f"{one['best']['tau']:.3g}" if one["best"]["steps"] == steps else ""
                 lines.append(f"| {model} | {one['seed']} | {steps} | {chosen} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def _least_score(candidates: Sequence[Mapping[str, Any]], steps: int, ending: str) -> str:
-    found = [one for one in candidates if one["steps"] == steps and one["name"].endswith(ending)]
-    scores = [one["score"] for one in found if one["score"] is not None]
-    return f"{min(scores):.4g}" if scores else "diverged" if found else ""
+def _least(candidates: Sequence[Mapping[str, Any]], key: str) -> str:
+    scores = [one[key] for one in candidates if one[key] is not None]
+    return f"{min(scores):.4g}" if scores else "diverged"
 
 
 def lead_time_figure(rows: Rows, time_step: float, expected: float | None) -> Figure:
@@ -177,14 +192,12 @@ def lead_time_figure(rows: Rows, time_step: float, expected: float | None) -> Fi
 
 
 def tau_figure(rows: Rows) -> Figure:
-    """CRPS of rollouts against tau alone (Appendix D), first seed, for the steps and colour that were chosen."""
+    """CRPS of rollouts against tau alone (Appendix D), first seed, for the number of steps that was chosen."""
     curves = {}
     for name, (one, *_) in rows.items():
-        best = one["best"]
-        same = [c for c in one["candidates"] if (c["steps"], c["colored"]) == (best["steps"], best["colored"])]
-        alone = [c for c in same if c["name"].endswith(("as it is", " tau")) and c["score"] is not None]
-        points = sorted((c["tau"], c["score"]) for c in alone)
-        if len({score for _, score in points}) > 1:
+        same = [c for c in one["candidates"] if c["steps"] == one["best"]["steps"] and c["score_alone"] is not None]
+        points = sorted({(c["tau"], c["score_alone"]) for c in same})
+        if len(points) > 1:
             least = min(score for _, score in points)
             curves[name] = ([tau for tau, _ in points], [score / least for _, score in points])
     return figures.parameter_curves(curves, xlabel="tau", ylabel="CRPS / best CRPS, validation")
@@ -217,8 +230,8 @@ def steps_figure(rows: Rows) -> Figure:
     return figures.parameter_curves(curves, xlabel="denoising steps", ylabel="CRPS, one step ahead, test")
 
 
-def uncertainty_figure(run: ModelRun, num_leads: int, *, index: int = 0, num_members: int = 40) -> Figure:
-    """Truth, mean, spread and epistemic estimate of one forecast (Appendix E), from the calibrated model.
+def uncertainty_figure(run: ModelRun, num_leads: int, *, index: int = 0, ensemble_size: int = 40) -> Figure:
+    """Truth, mean, uncertainty and epistemic estimate of one forecast (Appendix E), from the calibrated model.
 
     A line is shown over space and lead time, a map at the last lead time. The spread is what the paper calls aleatoric.
     """
@@ -229,17 +242,17 @@ def uncertainty_figure(run: ModelRun, num_leads: int, *, index: int = 0, num_mem
     forecast = pipeline(
         batch["history"],
         num_leads,
-        num_members=num_members,
+        ensemble_size=ensemble_size,
         time=np.asarray(batch["time"]),
         generator=torch.Generator().manual_seed(0),
         output_epistemic=True,
         output_type="pt",
     )
     truth = batch["future"][0, :, 0]
-    values = {"truth": truth, "ensemble mean": forecast.mean[0, :, 0]}
+    values = {"truth": truth, "ensemble mean": forecast.prediction[0, :, 0]}
     assert isinstance(forecast, FieldForecast)
     assert forecast.epistemic is not None
-    spreads = {"spread (total)": forecast.spread[0, :, 0], "epistemic (head)": forecast.epistemic[0, :, 0]}
+    spreads = {"uncertainty (total)": forecast.uncertainty[0, :, 0], "epistemic (head)": forecast.epistemic[0, :, 0]}
     axes = list(pipeline.encoder.coordinates.items())
     if len(axes) == 1:
         return _space_time(values | spreads, axes[0], forecast.lead_times)

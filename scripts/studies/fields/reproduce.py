@@ -1,26 +1,26 @@
-"""Every table and figure of docs/fields.md at laptop size. Interrupt it at any time; the same command goes on.
+"""Every table and figure of docs/results/fields.md. Interrupt it at any time; the same command resumes.
 
 python -m scripts.studies.fields.reproduce --output runs/fields --air ../data/air_temperature.nc
-python -m scripts.studies.fields.reproduce --output runs/fields --report        # tables and figures of what is there
+python -m scripts.studies.fields.reproduce --output runs/fields --report   # tables and figures of what is there
 python -m scripts.studies.fields.reproduce --output runs/fields --tasks ks --variants gaussian point --seeds 0
 
 A model that fails is named and left out, the others are made. The tables are always of everything that is there;
-figures that need data are drawn for the tasks that were asked for.
-Exit code: 0 finished, 1 some model failed, 3 interrupted.
+figures that need data are drawn for the tasks that were asked for. Exit code 1: some model failed.
 """
 
-import argparse
 import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from matplotlib.figure import Figure
 
+from marigold_uq.commands.runner import Invocation, run_command
 from marigold_uq.field.calibrate import CalibrationOptions
 from marigold_uq.field.data import Burgers, KuramotoSivashinsky, generate, read_trajectories
 from marigold_uq.field.forecasters import Precision
@@ -39,6 +39,9 @@ from scripts.studies.fields.report import (
     uncertainty_figure,
 )
 from scripts.studies.fields.study import VARIANTS, ModelRun, StudyTask, score_baseline
+
+__all__ = ["FAMILIES", "Options", "build_tasks", "existing_runs", "main", "make_models", "plan"]
+
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "field"
 FAMILIES = ["point", "gaussian", "mixture", "low_rank_kernel", "low_rank_projected", "sample"]
@@ -74,6 +77,40 @@ PDE_SCORES = {"num_one_step": 512, "num_rollouts": 96, "num_leads": 10, "figures
 AIR_SCORES = {"num_one_step": 144, "num_rollouts": 36, "num_leads": 20, "figures": False}
 
 
+@dataclass(frozen=True)
+class Options:
+    """Reproduce the tables and figures of docs/results/fields.md.
+
+    Args:
+        output: Folder of all results.
+        data: Folder of the generated trajectories; null takes OUTPUT/data.
+        air: The weather record's netCDF file; by default it is downloaded.
+        tasks: Of burgers, ks, air, burgers_32.
+        variants: Only these models; by default all.
+        seeds: Only these seeds; by default all.
+        max_steps: Training steps of every model, more than 100; null takes the configs'.
+        report: No computation: tables and figures of what is there.
+        air_precision: bf16 takes half the time where the processor has it.
+        threads: Of torch.
+    """
+
+    output: Path
+    data: Path | None = None
+    air: str = "air_temperature"
+    tasks: list[str] = field(default_factory=lambda: list(PLAN))
+    variants: list[str] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)
+    max_steps: int | None = None
+    report: bool = False
+    air_precision: Precision = "no"
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.tasks if name not in PLAN]
+        if unknown:
+            raise ValueError(f"no task {', '.join(unknown)}; there are {', '.join(PLAN)}")
+
+
 def build_tasks(data: Path, air: str, air_precision: Precision = "no") -> dict[str, StudyTask]:
     """The four tasks; the tiny grid is every fourth of 128 points, small enough for a full covariance."""
     pde = CalibrationOptions(steps=[1, 2, 5], num_windows=16, num_leads=10)
@@ -81,7 +118,7 @@ def build_tasks(data: Path, air: str, air_precision: Precision = "no") -> dict[s
         steps=[1, 2],
         num_windows=16,
         interval_windows=64,
-        taus=[0.1, 0.4, 2.0],
+        tau_evaluations=4,
         num_leads=20,
         mixed_precision=air_precision,
     )
@@ -124,10 +161,10 @@ def generate_data(folder: Path, tasks: Sequence[str]) -> None:
             raise FileExistsError(f"{path} does not hold the study's {NUM_TRAJECTORIES} trajectories: remove it")
 
 
-def plan(args: argparse.Namespace, tasks: dict[str, StudyTask]) -> list[ModelRun]:
+def plan(args: Options, tasks: dict[str, StudyTask]) -> list[ModelRun]:
     """All models that were asked for, first seeds first, so that every table has a row early."""
     known = {variant for name in args.tasks for variants in PLAN[name] for variant in variants}
-    unknown = [variant for variant in args.variants or [] if variant not in known]
+    unknown = [variant for variant in args.variants if variant not in known]
     if unknown:
         raise ValueError(
             f"no model {', '.join(unknown)} in {', '.join(args.tasks)}; there are {', '.join(sorted(known))}"
@@ -137,9 +174,9 @@ def plan(args: argparse.Namespace, tasks: dict[str, StudyTask]) -> list[ModelRun
         ModelRun(tasks[name], variant, seed, args.output, extra)
         for seed in range(max(len(seeds) for seeds in PLAN.values()))
         for name in args.tasks
-        if seed < len(PLAN[name]) and (args.seeds is None or seed in args.seeds)
+        if seed < len(PLAN[name]) and (not args.seeds or seed in args.seeds)
         for variant in PLAN[name][seed]
-        if args.variants is None or variant in args.variants
+        if not args.variants or variant in args.variants
     ]
     if not runs:
         raise ValueError(f"no model of {', '.join(args.tasks)} has these variants and seeds; PLAN says which there are")
@@ -154,7 +191,7 @@ def _shortened(max_steps: int | None) -> list[str]:
     return ["--training.max_steps", steps, "--training.optimizer.decay_steps", steps]
 
 
-def write_report(args: argparse.Namespace, tasks: dict[str, StudyTask]) -> None:
+def write_report(args: Options, tasks: dict[str, StudyTask]) -> None:
     """results.md and figures/ from whatever is finished, whatever part of it was asked for now."""
     found = {name: existing_runs(tasks[name], args) for name in PLAN}
     parts = [line for name, own in found.items() if own for line in _task_tables(args.output, name, own)]
@@ -169,7 +206,7 @@ def write_report(args: argparse.Namespace, tasks: dict[str, StudyTask]) -> None:
     print(f"written: {args.output / 'results.md'} and {args.output / 'figures'}")
 
 
-def existing_runs(task: StudyTask, args: argparse.Namespace) -> list[ModelRun]:
+def existing_runs(task: StudyTask, args: Options) -> list[ModelRun]:
     """Models of a task that have a folder, in the order of the plan."""
     order = {variant: place for place, variant in enumerate(dict.fromkeys(v for some in PLAN[task.name] for v in some))}
     names = [path.name.rpartition("-") for path in sorted((args.output / task.name).glob("*-*"))]
@@ -246,63 +283,40 @@ def _data_figures(name: str, runs: list[ModelRun]) -> dict[str, Callable[[], Fig
     return drawings
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Where, what, how much of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, help="folder of all results")
-    parser.add_argument("--data", type=Path, help="folder of the generated trajectories (OUTPUT/data)")
-    parser.add_argument("--air", default="air_temperature", help="the weather record's netCDF file, or downloaded")
-    parser.add_argument("--tasks", nargs="+", choices=list(PLAN), default=list(PLAN))
-    parser.add_argument("--variants", nargs="+", help="only these models")
-    parser.add_argument("--seeds", nargs="+", type=int, help="only these seeds")
-    parser.add_argument(
-        "--max-steps", type=int, help="training steps of every model, more than 100; the configs' by default"
-    )
-    parser.add_argument("--report", action="store_true", help="no computation: tables and figures of what is there")
-    parser.add_argument(
-        "--air-precision",
-        choices=get_args(Precision),
-        default="no",
-        help="bf16 takes half the time where the processor has it",
-    )
-    parser.add_argument("--threads", type=int, default=1, help="of torch (%(default)s)")
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Data, baselines, models, report; 1 when a model failed, 3 when interrupted."""
-    args = build_parser().parse_args(arguments)
+def run(args: Options, invocation: Invocation) -> int:
+    """Data, baselines, models, report; 1 when a model failed."""
     torch.set_num_threads(args.threads)
     data = args.data or args.output / "data"
     tasks = build_tasks(data, args.air, args.air_precision)
     runs = plan(args, tasks)
     failed: list[str] = []
     if not args.report:
-        try:
-            generate_data(data, args.tasks)
-            for name in args.tasks:
-                for baseline in BASELINES:
-                    score_baseline(tasks[name], baseline, args.output)
-            failed = make_models(runs)
-        except KeyboardInterrupt:
-            print("interrupted; run the same command again to go on where it stopped", file=sys.stderr)
-            return 3
+        generate_data(data, args.tasks)
+        for name in args.tasks:
+            for baseline in BASELINES:
+                score_baseline(tasks[name], baseline, args.output)
+        failed = make_models(runs)
     write_report(args, tasks)
     return 1 if failed else 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Read the options, run."""
+    return run_command("scripts/studies/fields/reproduce.py", Options, run, arguments)
 
 
 def make_models(runs: Sequence[ModelRun]) -> list[str]:
     """All stages of all models; returns those that fail, by a loss or a forecast that is not finite."""
     failed = []
-    for number, run in enumerate(runs):
+    for number, one in enumerate(runs):
         started = time.process_time()
         try:
-            run.run(curve=run.variant in CURVES and run.seed == 0)
+            one.run(curve=one.variant in CURVES and one.seed == 0)
         except ArithmeticError as error:
-            failed.append(f"{run.folder}: {error}")
+            failed.append(f"{one.folder}: {error}")
             print(f"failed: {failed[-1]}", file=sys.stderr, flush=True)
         used = time.process_time() - started
-        print(f"[{number + 1}/{len(runs)}] {run.folder} {used:.0f} s of processor time", flush=True)
+        print(f"[{number + 1}/{len(runs)}] {one.folder} {used:.0f} s of processor time", flush=True)
     return failed
 
 

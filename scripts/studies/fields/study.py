@@ -6,24 +6,26 @@ import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from marigold_uq.depth.evaluation.summary import as_json
-from marigold_uq.field.calibrate import CalibrationOptions, calibrate_model
-from marigold_uq.field.command import read_config
-from marigold_uq.field.config import FieldTrainConfig
+from marigold_uq.field.calibrate import CalibrationOptions, calibrate_run, calibration_settings
+from marigold_uq.field.config import FieldTrainConfig, read_config
 from marigold_uq.field.data import Transitions, statistics_of
-from marigold_uq.field.evaluate import MIN_SCALE_SHARE, FieldEvaluation, evaluate_field, fingerprint
+from marigold_uq.field.evaluate import MIN_SCALE_SHARE, FieldEvaluation, evaluate_field
 from marigold_uq.field.forecasters import PipelineForecaster, load_quietly
 from marigold_uq.field.run import train_field
-from marigold_uq.field.scores import score_forecasts, spread_windows
+from marigold_uq.field.scores import as_json, score_forecasts, spread_windows
 from marigold_uq.field.splits import open_split, target_hours
-from marigold_uq.files import atomic_folder, atomic_path
+from marigold_uq.files import fingerprint, require_same
+from marigold_uq.results import write_json
+
+__all__ = ["VARIANTS", "ModelRun", "StudyTask", "score_baseline"]
+
 
 FAMILY = "--model.noise_family"
-UNIFORM = ["--objective.uniform_timesteps", "true", "--model.default_num_inference_steps", "10"]
+UNIFORM = ["--objective.uniform_timesteps", "true", "--model.default_denoising_steps", "10"]
 LONG = ["--training.max_steps", "3000", "--training.optimizer.decay_steps", "3000"]
 FILE_UNSAFE = r"[^\w.]+"
 VARIANTS: dict[str, list[str]] = {
@@ -46,7 +48,7 @@ VARIANTS: dict[str, list[str]] = {
         FAMILY, "sample", "--model.prediction_type", "sample",
         "--objective.score", "crps", "--objective.num_draws", "3",
         "--model.num_train_timesteps", "1", "--model.beta_start", "0.9999", "--model.beta_end", "0.9999",
-        "--model.zero_terminal_snr", "false", "--model.default_num_inference_steps", "1",
+        "--model.zero_terminal_snr", "false", "--model.default_denoising_steps", "1",
     ],
 }  # fmt: skip
 """What a model is called in the tables -> how its config differs from the task's.
@@ -119,7 +121,7 @@ class ModelRun:
             self.steps_curve()
 
     def train(self) -> None:
-        """Go on from the newest checkpoint, to the finished model; one that was asked for otherwise is refused."""
+        """Resume from the newest checkpoint, to the finished model; a run with another config is refused."""
         config, text = read_config(self.arguments)
         path = self.folder / "config.yaml"
         if path.exists() and path.read_text(encoding="utf-8") != text:
@@ -130,7 +132,7 @@ class ModelRun:
         if (self.folder / "model").exists():
             return
         if not train_field(config, text).finished:
-            raise KeyboardInterrupt(f"{self.folder}: training was interrupted; the same command goes on with it")
+            raise KeyboardInterrupt
         shutil.rmtree(self.folder / "checkpoints")
 
     def score(self, model: str, output: str, **changes: Any) -> dict[str, Any]:
@@ -141,39 +143,27 @@ class ModelRun:
         )
         return evaluate_field(options)
 
-    def _config(self) -> Any:
+    def _config(self) -> FieldTrainConfig:
         return read_config(self.arguments)[0]
 
     def calibrate(self) -> None:
         """Choose on the validation part; the calibrated pipeline appears beside the model."""
-        settings = self._settings(asdict(self.task.calibration))
-        if (self.folder / "calibrated").exists():
-            self._require_same("calibration.json", settings, "calibrated")
+        path = self.folder / "calibration.json"
+        if path.exists():
+            settings = calibration_settings(self.folder, self.task.calibration)
+            require_same(path, self.read(path.name)["settings"], settings)
             return
-        calibrate_run(self.folder, self._config(), self.task.calibration)
-
-    def _settings(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """What a result of the trained model depends on, as JSON has it."""
-        return settings_of(self.folder, options)
-
-    def _require_same(self, file: str, settings: Mapping[str, Any], *made: str) -> None:
-        """Refuse results of other options, or of a model that was trained again since."""
-        stored = (self.read(file) or {}).get("settings", {})
-        changed = sorted(name for name in {*stored, *settings} if stored.get(name) != settings.get(name))
-        if changed:
-            raise FileExistsError(
-                f"{self.folder / file} was made with another {', '.join(changed)}: remove "
-                f"{', '.join((file, *made))}, or give the same options"
-            )
+        calibrate_run(self.folder, self.task.calibration)
 
     def steps_curve(self) -> dict[str, Any]:
         """One-step scores on the test part for several numbers of denoising steps, before calibration."""
         precision = self.task.calibration.mixed_precision
         options = {"steps": list(self.task.curve_steps), "windows": self.task.curve_windows}
-        settings = self._settings({**options, "mixed_precision": precision})
-        stored = self.read("steps.json")
-        if stored is not None:
-            self._require_same("steps.json", settings)
+        settings = {**options, "mixed_precision": precision, "model": fingerprint(self.folder / "model")}
+        path = self.folder / "steps.json"
+        if path.exists():
+            stored = self.read(path.name)
+            require_same(path, stored["settings"], settings)
             return stored
         config = self._config()
         split = open_split(config.data)
@@ -185,7 +175,9 @@ class ModelRun:
         last = pipeline.scheduler.config.num_train_timesteps
         scores_of = {}
         for steps in sorted({min(steps, last) for steps in self.task.curve_steps}):
-            forecaster = PipelineForecaster(pipeline, num_members=20, num_steps=steps, mixed_precision=precision)
+            forecaster = PipelineForecaster(
+                pipeline, ensemble_size=20, num_inference_steps=steps, mixed_precision=precision
+            )
             ids = spread_windows(self.task.curve_windows, len(windows))
             scores = score_forecasts(
                 forecaster,
@@ -196,30 +188,12 @@ class ModelRun:
             )
             scores_of[str(steps)] = as_json({name: scores[name] for name in ("crps", "rmse", "spread_skill_ratio")})
         found = {"scores": scores_of, "settings": settings}
-        write_json(self.folder / "steps.json", found)
+        write_json(path, found)
         return found
 
-    def read(self, name: str) -> dict[str, Any] | None:
-        """A JSON file of this model, None where it is not there yet."""
-        path = self.folder / name
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-
-
-def settings_of(run: Path, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options and the model of a run they were used with, as JSON has it."""
-    return json.loads(json.dumps({**options, "model": fingerprint(run / "model")}))
-
-
-def calibrate_run(
-    run: Path, config: FieldTrainConfig, options: CalibrationOptions, *, device: str = "cpu", verbose: bool = False
-) -> dict[str, Any]:
-    """RUN/calibration.json and the pipeline RUN/calibrated, from RUN/model."""
-    pipeline, found = calibrate_model(run / "model", config.data, options, device=device, verbose=verbose)
-    found |= {"seed": config.training.seed, "settings": settings_of(run, asdict(options))}
-    write_json(run / "calibration.json", found)
-    with atomic_folder(run / "calibrated", overwrite=True) as temporary:
-        pipeline.save_pretrained(temporary)
-    return found
+    def read(self, name: str) -> dict[str, Any]:
+        """A JSON file of this model."""
+        return json.loads((self.folder / name).read_text(encoding="utf-8"))
 
 
 def score_baseline(task: StudyTask, name: str, root: Path) -> dict[str, Any]:
@@ -234,9 +208,3 @@ def score_baseline(task: StudyTask, name: str, root: Path) -> dict[str, Any]:
         **task.evaluation,
     )
     return evaluate_field(replace(options, figures=False))
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write or replace a JSON file."""
-    with atomic_path(path, overwrite=True) as temporary:
-        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

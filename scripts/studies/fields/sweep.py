@@ -1,28 +1,54 @@
 """Appendix F at laptop size: one table over K, M, rank x bandwidth (and Cholesky) and beta_T, from one grid.
 
 python -m scripts.studies.fields.sweep --output runs/field_sweeps --data runs/fields/data/burgers.h5
-python -m scripts.studies.fields.sweep --output runs/field_sweeps --data burgers.h5 --sweeps rank
+python -m scripts.studies.fields.sweep --output runs/field_sweeps --data burgers.h5 --sweeps rank_projected
 """
 
-import argparse
 import itertools
-import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 
+from marigold_uq.commands.runner import Invocation, run_command
 from marigold_uq.files import atomic_path
 from scripts.studies.fields.report import collect, study_table
 from scripts.studies.fields.study import ModelRun, StudyTask
+
+__all__ = ["main", "plan"]
+
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "field"
 SCORES = {"num_one_step": 48, "figures": False}
 REFERENCES = ("components: K = 1",)
 """The row that others are compared with, window by window: one component is the family `gaussian`."""
 SHOWN = ("rmse", "crps", "energy_score", "gaussian_nll", "coverage", "spread_skill_ratio")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Sweep the settings of Appendix F.
+
+    Args:
+        output: Folder of all results.
+        data: Trajectories, of scripts/generate_pde.py.
+        task: Config of the task.
+        grid: The sweeps.
+        sweeps: Only these; by default all.
+        seeds: Models per setting.
+        threads: Of torch.
+    """
+
+    output: Path
+    data: Path
+    task: Path = CONFIGS / "burgers_small.yaml"
+    grid: Path = CONFIGS / "sweeps_small.yaml"
+    sweeps: list[str] = field(default_factory=list)
+    seeds: int = 1
+    threads: int = 1
 
 
 def settings_of(sweep: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -51,39 +77,26 @@ def plan(grid: Mapping[str, Any], task: StudyTask, output: Path, chosen: Sequenc
     ]
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Where, what, how much of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, help="folder of all results")
-    parser.add_argument("--data", type=Path, required=True, help="trajectories, of scripts/generate_pde.py")
-    parser.add_argument("--config", type=Path, default=CONFIGS / "burgers_small.yaml", help="of the task (%(default)s)")
-    parser.add_argument("--grid", type=Path, default=CONFIGS / "sweeps_small.yaml", help="(%(default)s)")
-    parser.add_argument("--sweeps", nargs="+", help="only these")
-    parser.add_argument("--seeds", type=int, default=1, help="models per setting (%(default)s)")
-    parser.add_argument("--threads", type=int, default=1, help="of torch (%(default)s)")
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Train and score what is missing, then write the table; 3 when interrupted."""
-    args = build_parser().parse_args(arguments)
+def run(args: Options, invocation: Invocation) -> int:
+    """Train and score what is missing, then write the table."""
     torch.set_num_threads(args.threads)
     grid = yaml.safe_load(args.grid.read_text(encoding="utf-8"))
-    task = StudyTask(args.config.stem, ["--config", str(args.config), "--data.pde.path", str(args.data)], SCORES)
+    task = StudyTask(args.task.stem, ["--config", str(args.task), "--data.pde.path", str(args.data)], SCORES)
     runs = plan(grid, task, args.output, args.sweeps or list(grid["sweeps"]), args.seeds)
-    try:
-        for number, run in enumerate(runs):
-            run.train()
-            run.score("model", "raw", num_rollouts=0)
-            print(f"[{number + 1}/{len(runs)}] {run.name}, seed {run.seed}", flush=True)
-    except KeyboardInterrupt:
-        print("interrupted; run the same command again to go on where it stopped", file=sys.stderr)
-        return 3
+    for number, one in enumerate(runs):
+        one.train()
+        one.score("model", "raw", num_rollouts=0)
+        print(f"[{number + 1}/{len(runs)}] {one.name}, seed {one.seed}", flush=True)
     table = study_table(collect(runs, "raw/metrics.json"), "one_step", 1, SHOWN, REFERENCES)
     with atomic_path(args.output / "sweeps.md", overwrite=True) as temporary:
         temporary.write_text(table + "\n", encoding="utf-8")
     print(table)
     return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Read the options, run."""
+    return run_command("scripts/studies/fields/sweep.py", Options, run, arguments)
 
 
 if __name__ == "__main__":

@@ -394,7 +394,7 @@ def run_toy(options: ToyOptions, invocation: Invocation) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
-    return run_command("-m scripts.studies.toy.toy_regression", ToyOptions, run_toy, arguments)
+    return run_command("scripts.studies.toy.toy_regression", ToyOptions, run_toy, arguments)
 
 
 if __name__ == "__main__":

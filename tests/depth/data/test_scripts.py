@@ -1,7 +1,5 @@
 """The preparation scripts: what they say about complete and incomplete data, and Hypersim's conversion."""
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -10,31 +8,19 @@ import pytest
 import torch
 from PIL import Image
 from support.depth_files import pack, write_array, write_image, write_list, write_scannet
+from support.scripts import load_script
 
 from marigold_uq.depth.data import SPECS, build_dataset
 from marigold_uq.depth.data.hypersim import encode_depth, planar_depth, tone_map
 
-SCRIPTS = Path(__file__).parents[3] / "scripts"
-
-
-def load(name: str) -> ModuleType:
-    """A script as a module; it is not part of a package."""
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # worker processes look its functions up by name
-    spec.loader.exec_module(module)
-    return module
-
 
 @pytest.fixture(scope="module")
 def prepare_depth() -> ModuleType:
-    return load("prepare_depth")
+    return load_script("scripts/prepare_depth.py")
 
 
 def test_describe_prints_every_layout(prepare_depth: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    assert prepare_depth.main(["describe"]) == 0
+    assert prepare_depth.main([]) == 0
     text = capsys.readouterr().out
     for spec in SPECS.values():
         assert f"{spec.name}: {spec.title}" in text
@@ -49,7 +35,7 @@ def test_check_of_complete_data_succeeds(
 ) -> None:
     filenames = write_list(tmp_path / "list.txt", *write_scannet(tmp_path / "set", 4))
     root = pack(tmp_path / "set", tmp_path / "set.tar") if in_tar else tmp_path / "set"
-    assert prepare_depth.main(["check", "scannet", "--root", str(root), "--filenames", str(filenames)]) == 0
+    assert prepare_depth.main(["--name", "scannet", "--root", str(root), "--filenames", str(filenames)]) == 0
     text = capsys.readouterr().out
     assert "4 samples" in text
     assert "all files present, 4 samples decoded without error" in text
@@ -64,7 +50,7 @@ def test_check_says_exactly_what_is_missing_and_what_is_broken(
         (tmp_path / f"scene0406_02/depth/{i:06d}.png").unlink()
     (tmp_path / "scene0406_02/color/000001.jpg").unlink()
     (tmp_path / "scene0406_02/depth/000005.png").write_bytes(b"broken")
-    arguments = ["check", "scannet", "--root", str(tmp_path), "--filenames", str(filenames), "--examples", "2"]
+    arguments = ["--name", "scannet", "--root", str(tmp_path), "--filenames", str(filenames), "--examples", "2"]
     assert prepare_depth.main([*arguments, "--decode", "all"]) == 1
     text = capsys.readouterr().out
     assert "3 depth files missing:\n    scene0406_02/depth/000000.png\n    scene0406_02/depth/000002.png\n" in text
@@ -79,7 +65,7 @@ def test_check_says_exactly_what_is_missing_and_what_is_broken(
 def test_check_of_an_empty_folder_says_where_to_get_each_set(
     prepare_depth: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    assert prepare_depth.main(["check", name, "--root", str(tmp_path)]) == 1
+    assert prepare_depth.main(["--name", name, "--root", str(tmp_path)]) == 1
     text = capsys.readouterr().out
     assert "unusable" in text
     assert "http" in text.split("get it from:")[1]
@@ -91,12 +77,12 @@ def test_check_reads_image_and_depth_folders(
     for i in range(3):
         write_image(tmp_path / f"rgb/{i}.png", 2, 3)
         write_array(tmp_path / f"depth/{i}.npy", np.ones((2, 3)))
-    arguments = ["check", "folder", "--root", str(tmp_path), "--decode", "all"]
+    arguments = ["--name", "folder", "--root", str(tmp_path), "--decode", "all"]
     assert prepare_depth.main(arguments) == 0
     (tmp_path / "depth/1.npy").unlink()
     assert prepare_depth.main(arguments) == 1
     assert "1 of 3 decoded samples broken:\n    1: 1: missing depth file" in capsys.readouterr().out
-    assert prepare_depth.main(["check", "folder", "--root", str(tmp_path / "absent")]) == 1
+    assert prepare_depth.main(["--name", "folder", "--root", str(tmp_path / "absent")]) == 1
 
 
 # ---------------------------------------------------------------------------------------------------------- Hypersim
@@ -154,8 +140,8 @@ def test_hypersim_is_converted_resumed_and_read_back(tmp_path: Path, capsys: pyt
     header = "scene_name,camera_name,frame_id,included_in_public_release,exclude_reason,split_partition_name"
     rows = ["ai_001_001,cam_00,0,True,,train", "ai_001_001,cam_00,1,True,,train", "ai_002_003,cam_00,7,True,,val"]
     split = write_list(tmp_path / "split.csv", header, *rows, "ai_001_001,cam_00,5,False,broken,")
-    arguments = ["--root", str(raw), "--split-csv", str(split), "--output", str(output)]
-    main = load("prepare_hypersim").main
+    arguments = ["--root", str(raw), "--split_csv", str(split), "--output", str(output)]
+    main = load_script("scripts/prepare_hypersim.py").main
 
     assert main(arguments) == 0
     assert "3 converted, 0 already there, 0 of 3 failed" in capsys.readouterr().out
@@ -176,7 +162,7 @@ def test_hypersim_is_converted_resumed_and_read_back(tmp_path: Path, capsys: pyt
     assert main(arguments) == 0
     assert "1 converted, 2 already there" in capsys.readouterr().out
     assert kept.read_bytes() == b"kept"
-    assert main([*arguments, "--overwrite", "--workers", "2"]) == 0
+    assert main([*arguments, "--overwrite", "true", "--workers", "2"]) == 0
     with Image.open(kept) as picture:
         assert picture.size == (8, 6)
     assert not list(output.rglob("*.tmp"))
@@ -192,8 +178,8 @@ def test_missing_hypersim_frames_are_counted_named_and_left_out_of_the_list(
     header = "scene_name,camera_name,frame_id,included_in_public_release,split_partition_name"
     rows = [f"ai_001_001,cam_00,{frame},True,train" for frame in range(3)]
     split = write_list(tmp_path / "split.csv", header, *rows)
-    arguments = ["--root", str(raw), "--split-csv", str(split), "--output", str(output), "--splits", "train"]
-    assert load("prepare_hypersim").main(arguments) == 1
+    arguments = ["--root", str(raw), "--split_csv", str(split), "--output", str(output), "--splits", "[train]"]
+    assert load_script("scripts/prepare_hypersim.py").main(arguments) == 1
     text = capsys.readouterr().out
     assert "1 converted, 0 already there, 2 of 3 failed" in text
     assert "frame.0001.depth_meters.hdf5: cannot be read as HDF5" in text

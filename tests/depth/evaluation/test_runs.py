@@ -12,20 +12,22 @@ import pytest
 import torch
 import yaml
 from support.depth_scenes import GROUPS, SIZE, random_members, write_predictions, write_scenes
+from support.scripts import load_script, parse_options
 
 from marigold_uq.depth.data import DepthSample, build_dataset
 from marigold_uq.depth.evaluation import (
     AlignmentOptions,
     DataOptions,
+    DepthEvaluation,
     FileOptions,
     Members,
     Predictor,
     ScoreOptions,
     evaluate_depth,
 )
-from marigold_uq.depth.evaluation.command import main, parse_options
 
 REPOSITORY = Path(__file__).parents[3]
+main = load_script("eval/eval_depth.py").main
 
 
 class Counting(Predictor):
@@ -198,7 +200,7 @@ def test_wrong_options_are_errors_that_say_what_is_known(options, tmp_path):
         "unknown metrics.*crsp.*known: depth, probabilistic": {"score": ScoreOptions(metrics=("depth", "crsp"))},
         "unknown predictor 'oracle'; known: constant, files": {"predictor": "oracle"},
         "not a folder": {"files": FileOptions(folder=tmp_path / "nowhere")},
-        "data.limit is 0": {"data": DataOptions(root=options().data.root, limit=0)},
+        "data.limit must be at least 1; got 0": {"data": DataOptions(root=options().data.root, limit=0)},
         "needs a smallest depth": {"alignment": AlignmentOptions(clip="dataset")},
     }
     for number, (message, change) in enumerate(wrong.items()):
@@ -217,8 +219,10 @@ def test_the_command_line_reads_yaml_and_flags_and_returns_what_happened(options
     config.write_text(
         yaml.safe_dump({"predictor": "ramp", "data": {"root": options().data.root}, "score": {"metrics": ["depth"]}})
     )
-    chosen = parse_options([f"--config={config}", "--data.limit=3", "--pipeline.steps=7"])
-    assert (chosen.predictor, chosen.data.limit, chosen.pipeline.steps) == ("ramp", 3, 7)
+    chosen = parse_options(
+        DepthEvaluation, *[f"--config={config}", "--data.limit=3", "--pipeline.num_inference_steps=7"]
+    )
+    assert (chosen.predictor, chosen.data.limit, chosen.pipeline.num_inference_steps) == ("ramp", 3, 7)
     output = f"--output={tmp_path / 'out'}"
     assert main([f"--config={config}", output]) == 0
     assert "abs_relative_difference" in capsys.readouterr().out
@@ -228,12 +232,12 @@ def test_the_command_line_reads_yaml_and_flags_and_returns_what_happened(options
     again = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
     assert again["predictor"] == "ramp"
     with pytest.raises(SystemExit):
-        parse_options(["--data.nmae=nyu"])
+        parse_options(DepthEvaluation, "--data.nmae=nyu")
     with pytest.raises(SystemExit):
-        parse_options(["--pipeline.mode=sometimes"])
+        parse_options(DepthEvaluation, "--pipeline.uncertainty=sometimes")
 
 
 def test_the_published_configs_are_valid():
     for path in sorted((REPOSITORY / "configs" / "depth").glob("eval_*.yaml")):
-        options = parse_options([f"--config={path}"])
+        options = parse_options(DepthEvaluation, f"--config={path}")
         assert options.data.name in ("nyu", "kitti_eigen", "eth3d", "scannet", "diode"), path

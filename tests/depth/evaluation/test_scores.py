@@ -74,13 +74,13 @@ def test_a_pipeline_and_its_saved_predictions_give_the_same_numbers(options, tmp
     direct = evaluate_depth(
         options(
             predictor="pipeline",
-            pipeline=PipelineOptions(model=str(model), members=4, device="cpu", batch_size=3),
+            pipeline=PipelineOptions(model=str(model), ensemble_size=4, device="cpu", batch_size=3),
             save_predictions=saved,
         )
     )
     again = evaluate_depth(options(saved, output=tmp_path / "again"))
     assert direct.metrics["metrics"] == again.metrics["metrics"]
-    assert direct.metrics["predictor"]["mode"] == "trajectory"  # what a Gaussian head does by default
+    assert direct.metrics["predictor"]["uncertainty"] == "trajectory"  # what a Gaussian head does by default
     with np.load(saved / "desk" / "a.npz") as archive:
         assert archive["samples"].shape == (4, *SIZE)
 
@@ -93,7 +93,9 @@ def test_a_pipeline_gives_an_image_the_same_members_whatever_the_batch_and_the_c
         result = evaluate_depth(
             options(
                 predictor="pipeline",
-                pipeline=PipelineOptions(model=model, mode="ensemble", members=3, device="cpu", batch_size=batch_size),
+                pipeline=PipelineOptions(
+                    model=model, uncertainty="ensemble", ensemble_size=3, device="cpu", batch_size=batch_size
+                ),
                 data=DataOptions(root=options().data.root, limit=limit),
                 output=tmp_path / str(number),
             )

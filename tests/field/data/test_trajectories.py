@@ -16,7 +16,7 @@ from marigold_uq.field.data import (
     require_grid,
     statistics_of,
 )
-from marigold_uq.models.field_encoder import FieldEncoder
+from marigold_uq.field.encoding import fit_encoder
 
 
 def numbered(count: int = 20, num_states: int = 6, num_points: int = 4) -> Trajectories:
@@ -65,7 +65,7 @@ def test_statistics_are_those_of_the_training_part() -> None:
 
 def test_normalisation_has_unit_variance_and_is_undone() -> None:
     trajectories = varying(8)
-    states, encoder = trajectories.states.unsqueeze(2), FieldEncoder.of(trajectories)
+    states, encoder = trajectories.states.unsqueeze(2), fit_encoder(trajectories)
     last, target = states[:, :-1].flatten(0, 1), states[:, 1:].flatten(0, 1)
     normalized = encoder.encode_target(last, target)
     assert float(normalized.std()) == pytest.approx(1, abs=1e-5)

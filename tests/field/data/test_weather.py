@@ -18,9 +18,9 @@ from marigold_uq.field.data import (
     require_grid,
     statistics_of,
 )
-from marigold_uq.field.data.harmonics import NUM_WAVES, fit_harmonics, harmonic_basis
+from marigold_uq.field.encoding import fit_encoder, fit_harmonics
 from marigold_uq.field.splits import open_split
-from marigold_uq.models.field_encoder import FieldEncoder
+from marigold_uq.models.field_grid import NUM_WAVES, harmonic_basis
 
 VARIABLES = ("2m_temperature", "temperature_850")
 
@@ -199,7 +199,7 @@ def test_a_short_record_says_nothing_of_other_seasons() -> None:
 
 def test_the_seasonal_channel_is_the_fitted_mean_of_the_predicted_time() -> None:
     weather = sequences(record(4 * 400))
-    encoder = FieldEncoder.of(weather, seasonal=True)
+    encoder = fit_encoder(weather, seasonal=True)
     times = weather.times(0)
     condition = encoder.condition(weather.read(0, 6, 8).unsqueeze(0), torch.tensor(times[7:8]))
     mean = torch.einsum("w,cw...->c...", harmonic_basis(times[8:9])[0], fit_harmonics(weather))

@@ -20,7 +20,7 @@ INVARIANCES = {
 @contextmanager
 def log_of_the_pipeline(caplog) -> Iterator[None]:
     """diffusers' loggers do not pass records on to pytest's handler."""
-    logger = logging.get_logger("marigold_uq.pipelines.depth.call")
+    logger = logging.get_logger("marigold_uq.pipelines.depth")
     logger.addHandler(caplog.handler)
     try:
         yield
@@ -60,7 +60,7 @@ def test_arrays_are_channels_last_and_tensors_channels_first(gaussian, mode):
     images = [picture(24, 32), picture(24, 32, seed=1)]
     as_numpy = gaussian(images, output_type="np", output_latent=True, generator=generator(), **options)
     as_torch = gaussian(images, output_type="pt", generator=generator(), **options)
-    for name, width in (("prediction", 1), ("uncertainty", 1), ("quantiles", 3), ("samples", 3)):
+    for name, width in (("prediction", 1), ("uncertainty", 1), ("quantiles", 1), ("interval", 2), ("samples", 3)):
         array, tensor = getattr(as_numpy, name), getattr(as_torch, name)
         assert isinstance(array, np.ndarray)
         assert array.shape == (2, 24, 32, width)
@@ -74,14 +74,14 @@ def test_arrays_are_channels_last_and_tensors_channels_first(gaussian, mode):
 def test_maps_keep_the_networks_size_where_matching_is_off(gaussian):
     options = {"uncertainty": "ensemble", "ensemble_size": 2, "output_epistemic": True, "coverage": 0.3}
     output = gaussian(picture(50, 75), match_input_resolution=False, output_samples=True, **options)
-    for name in ("prediction", "uncertainty", "epistemic", "quantiles", "samples"):
+    for name in ("prediction", "uncertainty", "epistemic", "interval", "samples"):
         assert getattr(output, name).shape[1:3] == (21, 32), name  # 75 -> 32, 50 -> 21; padding taken off again
 
 
 def test_without_uncertainty_there_is_one_member_and_no_spread(gaussian):
     output = gaussian(picture(), generator=generator(), output_samples=True)
     assert output.samples.shape[-1] == 1
-    assert output.uncertainty is output.epistemic is output.quantiles is None
+    assert output.uncertainty is output.epistemic is output.quantiles is output.interval is None
     ensembled = gaussian(picture(), ensemble_size=3, generator=generator())
     assert ensembled.uncertainty is None  # as in diffusers: only if asked for
 
@@ -128,7 +128,7 @@ def test_without_a_generator_two_calls_differ_and_the_global_stream_decides():
 def test_odd_images_give_finite_maps_of_their_size(gaussian, name, image, mode):
     height, width = image.shape[:2] if isinstance(image, np.ndarray) else image.size[::-1]
     output = gaussian(image, uncertainty=mode, ensemble_size=3, num_inference_steps=1, coverage=0.4)
-    for maps in (output.prediction, output.uncertainty, output.quantiles):
+    for maps in (output.prediction, output.uncertainty, output.interval):
         assert maps.shape[:3] == (1, height, width)
         assert np.isfinite(maps).all()
     assert (output.uncertainty >= 0).all()
@@ -187,7 +187,7 @@ def write(path, content):
         ({"resample_method_output": "cubic"}, "resample_method_output must be one of"),
         ({"output_type": "pil"}, "output_type must be 'np' or 'pt'"),
         ({"quantiles": [0.0, 0.5]}, "strictly between 0 and 1"),
-        ({"coverage": 95}, "coverage must be strictly between 0 and 1; got 95"),
+        ({"coverage": 95}, "coverage must lie strictly between 0 and 1, 0.95 for 95 %; got 95"),
         ({"ensembling_kwargs": {"reduction": "mode"}}, "'median' or 'mean'"),
         ({"ensembling_kwargs": {"tolerance": 1}}, r"unknown keys \['tolerance'\]"),
         ({"output_epistemic": True, "uncertainty": "trajectory"}, "goes with uncertainty='ensemble'"),
@@ -208,8 +208,15 @@ def test_an_unknown_argument_is_refused(gaussian):
         gaussian(picture(), num_steps=3)
 
 
+def test_quantiles_may_be_an_array(gaussian):
+    levels = np.array([0.25, 0.5])
+    from_array = gaussian(picture(), quantiles=levels, generator=generator()).quantiles
+    assert np.array_equal(from_array, gaussian(picture(), quantiles=[0.25, 0.5], generator=generator()).quantiles)
+    assert from_array.shape[-1] == 2
+
+
 @pytest.mark.parametrize("family", ["point", "sample"])
-def test_a_family_without_a_law_refuses_what_needs_one(family):
+def test_a_family_without_a_distribution_refuses_what_needs_one(family):
     pipeline = tiny_pipeline(family)
     with pytest.raises(ValueError, match="use uncertainty='ensemble'"):
         pipeline(picture(), uncertainty="trajectory")
@@ -246,8 +253,7 @@ def test_quantiles_beyond_the_members_warn(caplog):
     assert "smallest or largest member" in caplog.text
 
 
-def test_a_schedule_that_starts_late_warns(caplog):
+def test_a_schedule_that_starts_late_is_an_error():
     pipeline = tiny_pipeline("gaussian", schedule="v1-0")
-    with log_of_the_pipeline(caplog):
+    with pytest.raises(ValueError, match="starts from pure noise"):
         pipeline(picture(), num_inference_steps=1)
-    assert "starts from pure noise" in caplog.text

@@ -78,11 +78,11 @@ def test_a_saved_pipeline_loads_in_a_process_that_imports_nothing_but_the_packag
 def test_the_tuple_holds_what_the_output_object_holds(mode):
     options = {"uncertainty": mode, "ensemble_size": 3, "output_latent": True, "output_samples": True}
     if mode:
-        options["quantiles"] = [0.25]
+        options |= {"quantiles": [0.25], "coverage": 0.5}
     pipeline = tiny_pipeline("gaussian")
     as_object = pipeline(picture(), generator=generator(), **options)
     as_tuple = pipeline(picture(), generator=generator(), return_dict=False, **options)
-    names = ("prediction", "uncertainty", "latent", "epistemic", "quantiles", "samples")
+    names = ("prediction", "uncertainty", "latent", "epistemic", "quantiles", "samples", "interval")
     assert len(as_tuple) == len(names)
     for name, value in zip(names, as_tuple, strict=True):
         expected = getattr(as_object, name)

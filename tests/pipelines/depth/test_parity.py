@@ -119,14 +119,14 @@ def test_another_family_has_the_same_mean_of_its_law_at_every_step_of_the_same_c
     for pipeline in (ours, point):
         pipeline.scheduler.set_timesteps(4)
     reverse_diffusion(
-        point._denoiser(condition),
+        point.denoiser(condition),
         point.scheduler,
         torch.randn(2, 4, 6, 8, generator=generator(2)),
         observers=[lambda _, step: chain.append(step)],
     )
     assert len(chain) == 4
     for step in chain:
-        raw = ours._denoiser(condition)(step.x_t, step.timestep)
+        raw = ours.denoiser(condition)(step.x_t, step.timestep)
         law = ours.scheduler.noise_distribution(raw, step.x_t.shape[1:])
         assert law.variance.min() > 1e-3
         assert (law.mean - step.law.mean).abs().max() < ROUNDING

@@ -1,18 +1,16 @@
-"""Both ways to uncertainty on a model whose posterior is known (`known_posterior`), and what calibration does."""
+"""Both ways to uncertainty on a model whose posterior is known (`known_posterior`)."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from diffusers.utils import logging
 from support.known_posterior import SCALE, draw_truth, known_image, known_law, known_pipeline, through_decoder
-from support.tiny_depth import generator, picture, tiny_pipeline
+from support.tiny_depth import generator
 
-from marigold_uq import DistributionalDDIMScheduler, MarigoldUQDepthPipeline
-from marigold_uq.calibration import Calibration
+from marigold_uq import DistributionalDDIMScheduler
 from marigold_uq.metrics import expected_coverage
-from marigold_uq.pipelines.depth.members import ChainResult, merge_chains
+from marigold_uq.pipelines.depth.latents import ChainResult, merge_chains
 
 MODES = ("ensemble", "trajectory")
 
@@ -78,7 +76,7 @@ def test_intervals_hold_their_share_of_the_truth(mode, num_members, coverage):
     image = known_image(64, 64)
     output = known_pipeline()(image, 1, num_members, uncertainty=mode, coverage=coverage, generator=generator(3))
     truth = draw_truth(image, generator(4))
-    lower, upper = output.quantiles[0, ..., 0], output.quantiles[0, ..., 1]
+    lower, upper = output.interval[0, ..., 0], output.interval[0, ..., 1]
     held = cells((lower <= truth) & (truth <= upper))
     tolerance = 4 * math.sqrt(coverage * (1 - coverage) / held.size)  # 4 standard errors of 1024 cells
     method = "student_t" if num_members == 10 else "weibull"
@@ -140,63 +138,6 @@ def test_draws_are_moved_together_to_the_mean_of_their_laws_also_where_the_law_i
     assert torch.allclose(shift, shift[:1].expand_as(shift), atol=1e-6)  # one move for all: the spread is untouched
 
 
-# ------------------------------------------------------------------------------------------------------ calibration
-
-CALIBRATED = Calibration(kappa=1.5, conformal_scale=2.5, coverage=0.8, num_members=4, num_steps=2)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_kappa_stretches_the_members_around_their_mean_and_leaves_the_prediction(mode):
-    plain, calibrated = tiny_pipeline("gaussian"), tiny_pipeline("gaussian")
-    calibrated.calibrate(mode, CALIBRATED)
-    options = {"uncertainty": mode, "ensemble_size": 4, "output_samples": True}
-    before = plain(picture(), generator=generator(), **options)
-    after = calibrated(picture(), generator=generator(), **options)
-    assert np.array_equal(after.prediction, before.prediction)
-    assert np.allclose(after.uncertainty, 1.5 * before.uncertainty, atol=1e-6)
-    mean = before.samples.mean(-1, keepdims=True)
-    assert np.allclose(after.samples, mean + 1.5 * (before.samples - mean), atol=1e-5)
-    assert np.allclose(after.samples.std(-1, ddof=1, keepdims=True), after.uncertainty, atol=1e-5)
-
-
-def test_the_conformal_interval_is_used_for_its_coverage_and_its_mode_only():
-    pipeline = tiny_pipeline("gaussian")
-    pipeline.calibrate("ensemble", CALIBRATED)
-    options = {"ensemble_size": 4, "uncertainty": "ensemble"}
-    output = pipeline(picture(), coverage=0.8, quantiles=[0.5], generator=generator(), **options)
-    assert output.quantiles.shape[-1] == 3
-    assert np.allclose(output.quantiles[..., 1:2], output.prediction - 2.5 * output.uncertainty, atol=1e-6)
-    assert np.allclose(output.quantiles[..., 2:3], output.prediction + 2.5 * output.uncertainty, atol=1e-6)
-    for other in ({"coverage": 0.5}, {"coverage": 0.8, "uncertainty": "trajectory"}):
-        output = pipeline(picture(), generator=generator(), **{**options, **other})
-        half_width = (output.quantiles[..., 1:] - output.quantiles[..., :1]) / 2 / output.uncertainty
-        assert np.abs(half_width - 2.5).min() > 1e-3
-
-
-def test_a_conformal_margin_widens_the_members_interval():
-    pipeline = tiny_pipeline("gaussian")
-    options = {"ensemble_size": 20, "uncertainty": "trajectory", "coverage": 0.8}
-    before = pipeline(picture(), generator=generator(), **options).quantiles
-    pipeline.calibrate("trajectory", Calibration(conformal_margin=0.125, coverage=0.8))
-    after = pipeline(picture(), generator=generator(), **options).quantiles
-    assert np.allclose(after - before, [-0.125, 0.125], atol=1e-6)
-
-
-def test_a_calibration_survives_saving_together_with_its_tau(tmp_path):
-    pipeline = tiny_pipeline("gaussian")
-    chosen = Calibration(tau=0.5, kappa=1.2, conformal_scale=2.0, coverage=0.9, note="two rooms")
-    pipeline.calibrate("trajectory", chosen)
-    pipeline.calibrate("ensemble", Calibration(tau=0.5))
-    pipeline.save_pretrained(tmp_path)
-    loaded = MarigoldUQDepthPipeline.from_pretrained(tmp_path)
-    loaded.set_progress_bar_config(disable=True)
-    assert loaded.scheduler.config.tau == 0.5
-    assert Calibration.from_dict(loaded.config.calibration["trajectory"]) == chosen
-    options = {"uncertainty": "trajectory", "coverage": 0.9, "ensemble_size": 4}
-    expected = pipeline(picture(), generator=generator(), **options).quantiles
-    assert np.allclose(loaded(picture(), generator=generator(), **options).quantiles, expected, atol=1e-5)
-
-
 def test_tau_shrinks_the_spread_of_a_trajectory_by_its_root():
     options = {"uncertainty": "trajectory", "generator": generator()}
     before = known_pipeline()(known_image(), 2, 8, **options).uncertainty
@@ -204,31 +145,3 @@ def test_tau_shrinks_the_spread_of_a_trajectory_by_its_root():
     pipeline.scheduler.calibrate(0.25)
     after = pipeline(known_image(), 2, 8, **{**options, "generator": generator()}).uncertainty
     assert np.allclose(after, 0.5 * before, atol=1e-6)
-
-
-def test_wrong_calibrations_are_refused():
-    pipeline = tiny_pipeline("gaussian")
-    with pytest.raises(ValueError, match=r"mode must be one of ensemble, trajectory; got 'both'"):
-        pipeline.calibrate("both", Calibration())
-    pipeline.calibrate("ensemble", Calibration(tau=0.5))
-    with pytest.raises(ValueError, match="tau must be the same for all modes"):
-        pipeline.calibrate("trajectory", Calibration(tau=0.25))
-    pipeline.scheduler.calibrate(1.0)
-    with pytest.raises(ValueError, match=r"made with tau = 0.5.*has tau = 1"):
-        pipeline(picture(), uncertainty="ensemble")
-    with pytest.raises(ValueError, match=r"pipeline\.calibrate"):
-        tiny_pipeline("gaussian", calibration={"kappa": 2.0})
-
-
-def test_a_call_unlike_the_calibration_is_warned(caplog):
-    pipeline = tiny_pipeline("gaussian")
-    pipeline.calibrate("trajectory", CALIBRATED)
-    logger = logging.get_logger("marigold_uq")
-    logger.addHandler(caplog.handler)
-    try:
-        pipeline(picture(), uncertainty="trajectory", ensemble_size=4)
-        assert not caplog.records
-        pipeline(picture(), uncertainty="trajectory", ensemble_size=3)
-    finally:
-        logger.removeHandler(caplog.handler)
-    assert "calibrated with ensemble_size=4, called with 3" in caplog.text

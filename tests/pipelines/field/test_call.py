@@ -1,20 +1,22 @@
 """FieldForecastPipeline: members, lead times, random streams, files, xarray, calibration, bad input."""
 
 import math
-import subprocess
-import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from diffusers.utils import logging
+from support.hub_server import HubServer, run_client
 from support.tiny_field import NETWORK, SIZES, tiny_pipeline, tiny_scheduler, tiny_trajectories, tiny_weather
 from support.weather_records import record
 from torch import Tensor
 
-from marigold_uq.calibration import Calibration
+from marigold_uq.calibration import Calibration, IntervalGrid
 from marigold_uq.field.data import FieldDataError, Trajectories
+from marigold_uq.field.encoding import fit_encoder, require_data
 from marigold_uq.models.field_encoder import FieldEncoder
 from marigold_uq.models.field_head import build_network, raw_output
 from marigold_uq.models.noise_color import NoiseColor
@@ -30,17 +32,17 @@ def history(count: int = 3) -> Tensor:
 
 
 def forecast(pipeline: FieldForecastPipeline, states: Tensor, num_leads: int = 3, **options: Any) -> FieldForecast:
-    return pipeline(states, num_leads, generator=torch.Generator().manual_seed(3), **{"num_members": 4, **options})
+    return pipeline(states, num_leads, generator=torch.Generator().manual_seed(3), **{"ensemble_size": 4, **options})
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_members_do_not_depend_on_batch_size_or_company(family: str) -> None:
     pipeline = tiny_pipeline(family)
-    everything = forecast(pipeline, history(), max_batch_size=100).members
+    everything = forecast(pipeline, history(), batch_size=100).samples
     assert everything.shape == (4, 3, 3, 1, 16)
-    torch.testing.assert_close(forecast(pipeline, history(), max_batch_size=5).members, everything, **ROUNDING)
-    torch.testing.assert_close(forecast(pipeline, history(1), num_members=2).members, everything[:2, :1], **ROUNDING)
-    torch.testing.assert_close(forecast(pipeline, history(), 1).members, everything[:, :, :1], **ROUNDING)
+    torch.testing.assert_close(forecast(pipeline, history(), batch_size=5).samples, everything, **ROUNDING)
+    torch.testing.assert_close(forecast(pipeline, history(1), ensemble_size=2).samples, everything[:2, :1], **ROUNDING)
+    torch.testing.assert_close(forecast(pipeline, history(), 1).samples, everything[:, :, :1], **ROUNDING)
     assert float((everything[0] - everything[1]).abs().max()) > 0.01
     assert float((everything[:, 0] - everything[:, 1]).abs().max()) > 0.01
 
@@ -48,34 +50,30 @@ def test_members_do_not_depend_on_batch_size_or_company(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_saved_pipeline_gives_the_same_forecast(family: str, tmp_path: Path) -> None:
     pipeline = tiny_pipeline(family)
-    pipeline.set_calibration(Calibration(tau=0.5, num_steps=2), [1.0, 2.0])
-    before = forecast(pipeline, history()).members
+    pipeline.calibrate(Calibration(tau=0.5, num_inference_steps=2, kappa=(1.0, 2.0)))
+    before = forecast(pipeline, history()).samples
     pipeline.save_pretrained(tmp_path / "model")
     loaded = FieldForecastPipeline.from_pretrained(tmp_path / "model")
-    torch.testing.assert_close(forecast(loaded, history()).members, before, **ROUNDING)
-    assert loaded.kappas == [1.0, 2.0]
+    torch.testing.assert_close(forecast(loaded, history()).samples, before, **ROUNDING)
+    assert loaded.calibration_for().kappa == (1.0, 2.0)
     assert loaded.scheduler.config.tau == 0.5
 
 
-def test_a_saved_pipeline_loads_in_a_fresh_process(tmp_path: Path) -> None:
+def test_a_saved_pipeline_keeps_its_static_fields(tmp_path: Path) -> None:
     tiny_weather().save_pretrained(tmp_path / "model")
-    code = (
-        "from marigold_uq.pipelines.field import FieldForecastPipeline as P;"
-        f"p = P.from_pretrained({str(tmp_path / 'model')!r}); print(p.encoder.config.static_names, p.encoder.space)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "['land_sea_mask', 'mean_2m_temperature', 'mean_temperature_850'] (5, 18)" in done.stdout
+    encoder = FieldForecastPipeline.from_pretrained(tmp_path / "model").encoder
+    assert encoder.config.static_names == ["land_sea_mask", "mean_2m_temperature", "mean_temperature_850"]
+    assert encoder.space == (5, 18)
 
 
 def test_statistics_of_a_forecast_are_those_of_its_members() -> None:
-    output = forecast(tiny_pipeline(), history(), num_members=9, quantiles=(0.1, 0.5), output_epistemic=True)
-    torch.testing.assert_close(output.mean, output.members.mean(0))
-    torch.testing.assert_close(output.spread, output.members.std(0))
-    torch.testing.assert_close(output.quantiles[1], output.members.median(0).values)  # M = 9: the fifth member
-    torch.testing.assert_close(output.quantiles[0], output.members.min(0).values)  # 0.1 (9 + 1) = 1: the first
+    output = forecast(tiny_pipeline(), history(), ensemble_size=9, quantiles=(0.1, 0.5), output_epistemic=True)
+    torch.testing.assert_close(output.prediction, output.samples.mean(0))
+    torch.testing.assert_close(output.uncertainty, output.samples.std(0))
+    torch.testing.assert_close(output.quantiles[1], output.samples.median(0).values)  # M = 9: the fifth member
+    torch.testing.assert_close(output.quantiles[0], output.samples.min(0).values)  # 0.1 (9 + 1) = 1: the first
     assert output.epistemic is not None
-    assert output.epistemic.shape == output.mean.shape
+    assert output.epistemic.shape == output.prediction.shape
     assert bool((output.epistemic > 0).all())
     np.testing.assert_allclose(output.lead_times, [0.5, 1.0, 1.5])
 
@@ -88,11 +86,11 @@ def test_families_without_a_spread_have_no_epistemic_estimate() -> None:
 def test_kappa_stretches_each_lead_time_and_is_not_fed_back() -> None:
     pipeline = tiny_pipeline()
     plain = forecast(pipeline, history())
-    pipeline.set_calibration(Calibration(), [2.0, 0.5])
+    pipeline.calibrate(Calibration(kappa=(2.0, 0.5)))
     stretched = forecast(pipeline, history())
-    torch.testing.assert_close(stretched.mean, plain.mean)
+    torch.testing.assert_close(stretched.prediction, plain.prediction)
     factor = torch.tensor([2.0, 0.5, 0.5]).reshape(3, 1, 1)
-    torch.testing.assert_close(stretched.spread, factor * plain.spread, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(stretched.uncertainty, factor * plain.uncertainty, rtol=1e-4, atol=1e-5)
 
 
 def test_damping_moves_the_mean_towards_the_season_keeps_the_spread_and_is_not_fed_back(tmp_path: Path) -> None:
@@ -100,75 +98,132 @@ def test_damping_moves_the_mean_towards_the_season_keeps_the_spread_and_is_not_f
     pipeline, states = tiny_weather(), record()
     start = states.isel(time=slice(4, 6))
     plain = forecast(pipeline, start, output_type="pt")
-    pipeline.set_calibration(Calibration(), [1.0], [0.5, 0.0])
+    pipeline.calibrate(Calibration(kappa=(1.0,)), lead_dampings=[0.5, 0.0])
     pipeline.save_pretrained(tmp_path / "model")
     damped = forecast(FieldForecastPipeline.from_pretrained(tmp_path / "model"), start, output_type="pt")
     assert plain.init_times is not None
     expected = pipeline.expected_states(plain.init_times, 3)
     seconds = torch.from_numpy(plain.init_times + 2 * pipeline.encoder.config.time_step)
     torch.testing.assert_close(expected[:, 1], pipeline.encoder.seasonal_mean(seconds))
-    torch.testing.assert_close(damped.mean[:, 0], (plain.mean[:, 0] + expected[:, 0]) / 2)
-    torch.testing.assert_close(damped.mean[:, 1:], expected[:, 1:])
-    torch.testing.assert_close(damped.spread, plain.spread, rtol=1e-3, atol=1e-3)
-    pipeline.set_calibration(Calibration(), [1.0], [0.5, 1.0])
-    torch.testing.assert_close(forecast(pipeline, start, output_type="pt").mean[:, 1:], plain.mean[:, 1:])
+    torch.testing.assert_close(damped.prediction[:, 0], (plain.prediction[:, 0] + expected[:, 0]) / 2)
+    torch.testing.assert_close(damped.prediction[:, 1:], expected[:, 1:])
+    torch.testing.assert_close(damped.uncertainty, plain.uncertainty, rtol=1e-3, atol=1e-3)
+    pipeline.calibrate(Calibration(kappa=(1.0,)), lead_dampings=[0.5, 1.0])
+    torch.testing.assert_close(forecast(pipeline, start, output_type="pt").prediction[:, 1:], plain.prediction[:, 1:])
 
 
 def test_damping_is_between_0_and_1_and_needs_a_season() -> None:
     with pytest.raises(ValueError, match="between 0 and 1"):
-        tiny_weather().set_calibration(Calibration(), None, [0.5, 1.2])
+        tiny_weather().calibrate(Calibration(), lead_dampings=[0.5, 1.2])
     with pytest.raises(ValueError, match="between 0 and 1"):
-        tiny_weather().set_calibration(Calibration(), None, [math.nan])
+        tiny_weather().calibrate(Calibration(), lead_dampings=[math.nan])
     with pytest.raises(ValueError, match="season's mean"):
-        tiny_pipeline().set_calibration(Calibration(), None, [0.5])
+        tiny_pipeline().calibrate(Calibration(), lead_dampings=[0.5])
 
 
-def test_the_calibrated_interval_is_the_mean_and_so_many_spreads_and_survives_saving(tmp_path: Path) -> None:
+GRID = IntervalGrid((0.5, 0.9, 0.95), ((1.0, 1.5, 1.6), (2.0, 3.0, 3.5), (2.5, 3.5, 4.0)))
+
+
+def test_the_calibrated_interval_is_the_prediction_and_so_many_deviations() -> None:
     pipeline = tiny_pipeline()
-    with pytest.raises(ValueError, match="no calibrated interval"):
-        _ = forecast(pipeline, history()).interval
-    promised = Calibration(
-        conformal_scale=(2.0, 3.0, 3.5), coverage=0.9, num_calibration=50, num_members=4, num_steps=2
-    )
-    pipeline.set_calibration(promised)
-    pipeline.save_pretrained(tmp_path / "model")
-    found = forecast(FieldForecastPipeline.from_pretrained(tmp_path / "model"), history())
+    pipeline.calibrate(Calibration(interval=GRID, num_calibration=50, ensemble_size=4, num_inference_steps=2))
+    found = forecast(pipeline, history(), coverage=0.9)
     lower, upper = found.interval
     scales = torch.tensor([2.0, 3.0, 3.5]).reshape(1, 3, 1, 1)
-    torch.testing.assert_close(upper - lower, 2 * scales * found.spread)
-    torch.testing.assert_close((upper + lower) / 2, found.mean)
-    assert found.interval_coverage == 0.9
+    torch.testing.assert_close(upper - lower, 2 * scales * found.uncertainty)
+    torch.testing.assert_close((upper + lower) / 2, found.prediction)
     dataset = found.to_xarray()
     np.testing.assert_array_equal(dataset["u_upper"], upper[:, :, 0])
-    assert dataset["u_lower"].dims == dataset["u_mean"].dims
-    assert len(pipeline(history(), 2).members) == 4  # the calibrated number is the default
-    for other in ({"num_leads": 4}, {"num_members": 3}, {"num_inference_steps": 1}):
-        assert forecast(pipeline, history(), **other).interval_scales is None
+    assert dataset["u_lower"].dims == dataset["u_prediction"].dims
+    assert len(pipeline(history(), 2).samples) == 4  # the calibrated number is the default
+    assert forecast(pipeline, history()).interval is None  # nothing was asked for
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_intervals_of_rising_coverage_are_nested(calibrated: bool) -> None:
+    pipeline = tiny_pipeline()
+    if calibrated:
+        pipeline.calibrate(Calibration(interval=GRID, ensemble_size=4, num_inference_steps=2))
+    found = forecast(pipeline, history(1))
+    lower, upper = torch.stack([found.interval_at(c) for c in np.linspace(0.5, 0.95, 31)]).unbind(1)
+    assert bool((lower.diff(dim=0) <= 0).all())
+    assert bool((upper.diff(dim=0) >= 0).all())
+    with pytest.warns(UserWarning, match="extrapolated") if calibrated else nullcontext():
+        widest = found.interval_at(0.99)
+    assert bool((widest[0] <= lower[-1]).all())
+    assert bool((widest[1] >= upper[-1]).all())
+    with pytest.raises(ValueError, match="strictly between 0 and 1"):
+        forecast(pipeline, history(1), coverage=95)
+
+
+def test_a_call_under_other_conditions_than_the_calibration_is_warned(caplog: pytest.LogCaptureFixture) -> None:
+    pipeline = tiny_pipeline()
+    pipeline.calibrate(Calibration(interval=GRID, ensemble_size=4, num_inference_steps=2))
+    logging.get_logger("marigold_uq").addHandler(caplog.handler)
+    for other, message in (
+        ({}, ""),
+        ({"num_leads": 4}, "calibrated for 3 lead times, called with 4"),
+        ({"ensemble_size": 3}, "calibrated with ensemble_size=4, called with 3"),
+        ({"num_inference_steps": 1}, "calibrated with num_inference_steps=2, called with 1"),
+    ):
+        caplog.clear()
+        forecast(pipeline, history(1), **other)
+        assert message in caplog.text
+        assert bool(caplog.text) == bool(message)
+
+
+RELOAD = """
+import sys
+import numpy as np, torch
+from marigold_uq.pipelines.field import FieldForecastPipeline
+folder = sys.argv[1]
+states = torch.from_numpy(np.load(folder + "/history.npy"))
+for place, source in enumerate((folder + "/model", "someone/field")):
+    if place:
+        pipeline.push_to_hub(source)
+    pipeline = FieldForecastPipeline.from_pretrained(source)
+    found = pipeline(states, 3, coverage=0.92, generator=torch.Generator().manual_seed(3))
+    np.save(f"{folder}/interval{place}.npy", found.interval.numpy())
+"""
+
+
+def test_a_calibrated_pipeline_reloads_with_its_intervals_in_a_fresh_process_and_from_the_hub(tmp_path: Path) -> None:
+    pipeline = tiny_pipeline()
+    pipeline.calibrate(Calibration(tau=0.5, kappa=(1.0, 2.0), interval=GRID, ensemble_size=4, num_inference_steps=2))
+    pipeline.save_pretrained(tmp_path / "model")
+    np.save(tmp_path / "history.npy", history(1).numpy())
+    with HubServer() as hub:
+        run_client(hub, RELOAD, str(tmp_path), cache=tmp_path / "cache")
+        assert list(hub.repositories) == ["someone/field"]
+    expected = forecast(pipeline, history(1), coverage=0.92).interval
+    for place in range(2):
+        np.testing.assert_allclose(np.load(tmp_path / f"interval{place}.npy"), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_calibrated_number_of_steps_is_the_default_of_a_call() -> None:
     pipeline = tiny_pipeline()
-    pipeline.set_calibration(Calibration(num_steps=2))
-    two = forecast(pipeline, history()).members
-    torch.testing.assert_close(two, forecast(pipeline, history(), num_inference_steps=2).members, rtol=0, atol=0)
-    assert float((two - forecast(pipeline, history(), num_inference_steps=3).members).abs().max()) > 1e-3
+    pipeline.calibrate(Calibration(num_inference_steps=2))
+    two = forecast(pipeline, history()).samples
+    torch.testing.assert_close(two, forecast(pipeline, history(), num_inference_steps=2).samples, rtol=0, atol=0)
+    assert float((two - forecast(pipeline, history(), num_inference_steps=3).samples).abs().max()) > 1e-3
 
 
 def test_white_colour_changes_nothing_but_the_numbers_and_red_colour_smooths() -> None:
     """The same marginal spread within Monte-Carlo error, and neighbours that agree where the colour is red."""
     pipeline = tiny_pipeline()
-    states, many = history(1), {"num_members": 600, "num_inference_steps": 1, "max_batch_size": 600}
+    states, many = history(1), {"ensemble_size": 600, "num_inference_steps": 1, "batch_size": 600}
     white = forecast(pipeline, states, 1, **many)
     color = NoiseColor(10, [1, 16])
-    smooth = torch.randn(200, 1, 16, generator=torch.Generator().manual_seed(0))
-    smooth = (smooth + smooth.roll(1, -1) + smooth.roll(-1, -1) + smooth.roll(2, -1)) / 2
-    for timestep in range(10):
-        color.set_power(timestep, smooth)
+    waves = torch.minimum(torch.arange(16), 16 - torch.arange(16))
+    power = 1 / (1 + waves.square())
+    color.amplitude[:] = (power / power.mean()).sqrt()[:9]
     pipeline.register_modules(noise_color=color)
     red = forecast(pipeline, states, 1, **many)
-    torch.testing.assert_close(red.spread, white.spread, rtol=0.2, atol=0)  # se 3 % each, and U_T's share is white
+    torch.testing.assert_close(
+        red.uncertainty, white.uncertainty, rtol=0.2, atol=0
+    )  # se 3 % each, and U_T's share is white
     correlations = [
-        float(torch.corrcoef(output.members[:, 0, 0, 0].T)[torch.arange(15), torch.arange(1, 16)].mean())
+        float(torch.corrcoef(output.samples[:, 0, 0, 0].T)[torch.arange(15), torch.arange(1, 16)].mean())
         for output in (white, red)
     ]
     assert correlations[1] > correlations[0] + 0.2
@@ -177,11 +232,11 @@ def test_white_colour_changes_nothing_but_the_numbers_and_red_colour_smooths() -
 def test_white_colour_has_the_law_of_the_plain_sampler_over_several_steps() -> None:
     """With sigma > 0 and tau < 1: mean and variance at every point within 4.5 standard errors of 4000 members."""
     pipeline, count = tiny_pipeline(), 4000
-    pipeline.set_calibration(Calibration(tau=0.5))
-    many = {"num_members": count, "num_inference_steps": 3, "max_batch_size": count}
-    plain = forecast(pipeline, history(1), 1, **many).members
+    pipeline.calibrate(Calibration(tau=0.5))
+    many = {"ensemble_size": count, "num_inference_steps": 3, "batch_size": count}
+    plain = forecast(pipeline, history(1), 1, **many).samples
     pipeline.register_modules(noise_color=NoiseColor(10, [1, 16]))
-    colored = forecast(pipeline, history(1), 1, **many).members
+    colored = forecast(pipeline, history(1), 1, **many).samples
     assert float((plain - colored).abs().max()) > 0.1  # other random numbers
     variances = [members.var(0) for members in (plain, colored)]
     error = (sum(variances) / count).sqrt()
@@ -203,21 +258,21 @@ def test_half_precision_is_of_the_network_alone(tmp_path: Path) -> None:
 
 
 def test_quantiles_of_the_call_are_in_the_dataset() -> None:
-    output = tiny_weather()(last_states(), 2, num_members=5, quantiles=(0.2, 0.5), output_type="pt")
+    output = tiny_weather()(last_states(), 2, ensemble_size=5, quantiles=(0.2, 0.5), output_type="pt")
     data = output.to_xarray()
     assert data["2m_temperature_quantile"].dims == ("quantile", "init_time", "lead_time", "latitude", "longitude")
     np.testing.assert_allclose(
-        data["2m_temperature_quantile"].sel(quantile=0.5), output.members[:, :, :, 0].median(0).values, rtol=1e-6
+        data["2m_temperature_quantile"].sel(quantile=0.5), output.samples[:, :, :, 0].median(0).values, rtol=1e-6
     )
 
 
 def test_records_with_levels_and_on_other_grids_are_read_by_the_model_s_own_points() -> None:
     """WeatherBench2's layout as it is; longitudes from -180 to 180; north first: the same forecast."""
     pipeline, data = tiny_weather(), record()
-    expected = pipeline(last_states(), num_members=2, generator=torch.Generator().manual_seed(0))
+    expected = pipeline(last_states(), ensemble_size=2, generator=torch.Generator().manual_seed(0))
     turned = data.assign_coords(longitude=(data.longitude + 180) % 360 - 180).sortby("longitude")
     for other in (data, turned, data.sortby("latitude", ascending=False)):
-        found = pipeline(other, num_members=2, generator=torch.Generator().manual_seed(0))
+        found = pipeline(other, ensemble_size=2, generator=torch.Generator().manual_seed(0))
         np.testing.assert_allclose(found["2m_temperature"], expected["2m_temperature"])
 
 
@@ -235,7 +290,7 @@ def last_states(data: Any = None) -> Any:
 
 def test_xarray_in_gives_xarray_out_with_the_dates_of_the_forecast() -> None:
     pipeline = tiny_weather()
-    output = pipeline(last_states(), 3, num_members=2, generator=torch.Generator().manual_seed(0))
+    output = pipeline(last_states(), 3, ensemble_size=2, generator=torch.Generator().manual_seed(0))
     assert dict(output["2m_temperature"].sizes) == {
         "number": 2,
         "init_time": 1,
@@ -246,7 +301,7 @@ def test_xarray_in_gives_xarray_out_with_the_dates_of_the_forecast() -> None:
     assert output["init_time"].values[0] == record()["time"].values[-1]
     assert output["lead_time"].values.tolist() == (np.arange(1, 4) * np.timedelta64(6, "h").astype("m8[ns]")).tolist()
     spread = output["2m_temperature"].std("number", ddof=1)
-    np.testing.assert_allclose(output["2m_temperature_spread"], spread, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(output["2m_temperature_uncertainty"], spread, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("suffix", [".zarr", ".nc"])
@@ -263,11 +318,11 @@ def test_files_have_the_dimensions_other_tools_expect(tmp_path: Path, suffix: st
     pytest.importorskip("zarr" if suffix == ".zarr" else "netCDF4", reason="the file format's package")
     pipeline = tiny_weather()
     arrays = [last_states()[name].values[-2:] for name in pipeline.encoder.config.variables]
-    output = pipeline(np.stack(arrays, 1), 2, num_members=2, time=np.datetime64("2013-01-10T18:00"))
+    output = pipeline(np.stack(arrays, 1), 2, ensemble_size=2, time=np.datetime64("2013-01-10T18:00"))
     path = output.save(tmp_path / f"forecast{suffix}", convention)
     opened = xarray.open_zarr(path, chunks=None) if suffix == ".zarr" else xarray.open_dataset(path)
     assert opened["2m_temperature"].dims == dims
-    np.testing.assert_allclose(opened["2m_temperature"].values, output.members[:, :, :, 0].numpy())
+    np.testing.assert_allclose(opened["2m_temperature"].values, output.samples[:, :, :, 0].numpy())
     assert opened[dims[1]].values[0] == np.datetime64("2013-01-10T18:00", "ns")
     with pytest.raises(FileExistsError, match="exists"):
         output.save(path)
@@ -298,31 +353,31 @@ def test_bad_initial_states_are_named(change: Any, message: str) -> None:
 def test_tensors_of_another_shape_or_without_a_needed_date_are_refused() -> None:
     with pytest.raises(FieldDataError, match=r"= \(B, 2, 1, 16\); got \(3, 2, 1, 15\)"):
         forecast(tiny_pipeline(), history()[..., :15])
-    with pytest.raises(ValueError, match="give `time`"):
+    with pytest.raises(ValueError, match="pass `time`"):
         forecast(tiny_weather(), torch.full((1, 2, 2, 5, 18), 270.0))
     with pytest.raises(ValueError, match="one for each of the 3 x 4 chains; got 5"):
-        tiny_pipeline()(history(), num_members=4, generator=[torch.Generator()] * 5)
+        tiny_pipeline()(history(), ensemble_size=4, generator=[torch.Generator()] * 5)
 
 
 def test_what_is_not_predicted_cannot_be_rolled_out() -> None:
     pipeline = tiny_weather(targets=("temperature_850",))
     states = torch.stack([torch.full((2, 5, 18), 280.0), torch.full((2, 5, 18), 260.0)], 1)
     time = np.datetime64("2013-01-10")
-    assert pipeline(states, num_members=2, time=time).members.shape == (2, 1, 1, 1, 5, 18)
+    assert pipeline(states, ensemble_size=2, time=time).samples.shape == (2, 1, 1, 1, 5, 18)
     with pytest.raises(ValueError, match="cannot be fed back, so only num_leads=1"):
-        pipeline(states, 2, num_members=2, time=time)
+        pipeline(states, 2, ensemble_size=2, time=time)
 
 
 def test_statistics_of_other_variables_are_refused() -> None:
-    good = FieldEncoder.of(tiny_trajectories())
+    good = fit_encoder(tiny_trajectories())
     with pytest.raises(FieldDataError, match=r"mismatched statistics: they are of \['v'\]"):
         FieldEncoder(statistics={"v": good.statistics["u"].to_dict()}, coordinates={"x": [0.0, 1.0]})
     other = tiny_trajectories(num_points=12)
     with pytest.raises(FieldDataError, match="wrong grid: x has 12 points"):
-        good.require_data(other)
+        require_data(good, other)
     slow = Trajectories(tiny_trajectories().states, np.arange(16.0), np.arange(8.0))
     with pytest.raises(FieldDataError, match=r"states are 1 apart, the model steps by 0\.5"):
-        good.require_data(slow)
+        require_data(good, slow)
 
 
 def test_the_clock_is_that_of_the_predicted_time_and_place() -> None:

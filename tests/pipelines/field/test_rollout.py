@@ -32,13 +32,13 @@ def test_mean_and_covariance_of_a_rollout_are_exact_at_every_lead_time(steps: in
     forecast = perfect_pipeline(eta=eta)(
         states,
         LEADS,
-        num_members=MEMBERS,
+        ensemble_size=MEMBERS,
         num_inference_steps=steps,
         generator=torch.Generator().manual_seed(0),
-        max_batch_size=2 * MEMBERS,
+        batch_size=2 * MEMBERS,
     )
     for index in range(2):
-        mean_error, cov_error = worst(forecast.members[:, index], states[index, 0, 0], states[index, 1, 0])
+        mean_error, cov_error = worst(forecast.samples[:, index], states[index, 0, 0], states[index, 1, 0])
         assert mean_error < STANDARD_ERRORS
         assert cov_error < STANDARD_ERRORS
 
@@ -48,12 +48,12 @@ def test_the_check_notices_states_that_are_not_fed_back() -> None:
     states = start()[:1]
     once = perfect_pipeline()(
         states,
-        num_members=MEMBERS,
+        ensemble_size=MEMBERS,
         num_inference_steps=2,
         generator=torch.Generator().manual_seed(0),
-        max_batch_size=MEMBERS,
+        batch_size=MEMBERS,
     )
-    stale = once.members[:, 0].expand(-1, LEADS, -1, -1)
+    stale = once.samples[:, 0].expand(-1, LEADS, -1, -1)
     mean_error, cov_error = worst(stale, states[0, 0, 0], states[0, 1, 0])
     assert mean_error > 50
     assert cov_error > 10
@@ -63,7 +63,7 @@ def test_epistemic_and_spread_agree_with_the_known_law_at_the_first_lead() -> No
     """With one step from pure noise U_T is the whole variance of the increment: both are sqrt(d + f^2)."""
     forecast = perfect_pipeline()(
         start(),
-        num_members=400,
+        ensemble_size=400,
         num_inference_steps=1,
         generator=torch.Generator().manual_seed(0),
         output_epistemic=True,
@@ -71,4 +71,6 @@ def test_epistemic_and_spread_agree_with_the_known_law_at_the_first_lead() -> No
     process = LinearProcess()
     expected = (process.diag + process.factor**2).sqrt().float().expand(2, 1, 1, POINTS)
     torch.testing.assert_close(forecast.epistemic, expected, rtol=1e-4, atol=0)
-    torch.testing.assert_close(forecast.spread, expected, rtol=4.5 / 800**0.5, atol=0)  # se of a deviation: s/sqrt(2M)
+    torch.testing.assert_close(
+        forecast.uncertainty, expected, rtol=4.5 / 800**0.5, atol=0
+    )  # se of a deviation: s/sqrt(2M)

@@ -9,11 +9,11 @@ from support.tiny_field import tiny_pipeline, tiny_weather
 from support.weather_records import record
 
 from marigold_uq.calibration import Calibration
-from marigold_uq.field.calibrate import best_blends
 from marigold_uq.field.data import WeatherSequences
-from marigold_uq.field.data.harmonics import YEAR, choose_num_annual
+from marigold_uq.field.encoding import choose_num_annual, fit_season
 from marigold_uq.field.forecasters import PipelineForecaster
-from marigold_uq.models.season import Season
+from marigold_uq.field.lead_factors import best_blends
+from marigold_uq.models.field_grid import YEAR
 from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.pipelines.field.output import FieldForecast, blend
 
@@ -23,7 +23,7 @@ def forecast(pipeline: FieldForecastPipeline, data: WeatherSequences, date: str)
     place = int(np.searchsorted(data.times(0), time))
     states = data.read(0, place - 1, place + 1).unsqueeze(0)
     generator = torch.Generator().manual_seed(3)
-    return pipeline(states, 2, time=time, num_members=20, generator=generator, output_type="pt")
+    return pipeline(states, 2, time=time, ensemble_size=20, generator=generator, output_type="pt")
 
 
 def seasonal_record() -> WeatherSequences:
@@ -39,19 +39,22 @@ def seasonal_record() -> WeatherSequences:
 def test_the_seasons_spread_is_learnt_and_what_a_forecast_without_skill_is_left_with(tmp_path: Path) -> None:
     data = seasonal_record()
     pipeline = tiny_pipeline("gaussian", data, seasonal=True)
-    pipeline.register_modules(season=Season.fit(pipeline.encoder, data))
-    pipeline.set_calibration(Calibration(), [2.0, 0.5], [1.0, 0.0], [0.0, 1.0])
+    pipeline.register_modules(season=fit_season(pipeline.encoder, data))
+    pipeline.calibrate(Calibration(kappa=(2.0, 0.5)), lead_dampings=[1.0, 0.0], lead_season_shares=[0.0, 1.0])
     pipeline.save_pretrained(tmp_path / "model")
     loaded = FieldForecastPipeline.from_pretrained(tmp_path / "model")
     spreads = {}
     for month in ("2014-01-01", "2014-07-01"):
         before, after = (forecast(one, data, month) for one in (tiny_pipeline("gaussian", data, seasonal=True), loaded))
-        torch.testing.assert_close(after.spread[:, 0], 2 * before.spread[:, 0], rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(after.uncertainty[:, 0], 2 * before.uncertainty[:, 0], rtol=1e-3, atol=1e-3)
         season = loaded.season_deviations(after.init_times, 2)[:, 1]
         torch.testing.assert_close(
-            after.spread[:, 1], (0.25 * before.spread[:, 1].square() + season.square()).sqrt(), rtol=1e-3, atol=1e-3
+            after.uncertainty[:, 1],
+            (0.25 * before.uncertainty[:, 1].square() + season.square()).sqrt(),
+            rtol=1e-3,
+            atol=1e-3,
         )
-        order = [output.members[:, 0, 1].argsort(0) for output in (before, after)]
+        order = [output.samples[:, 0, 1].argsort(0) for output in (before, after)]
         torch.testing.assert_close(order[0], order[1])  # who is higher than who
         spreads[month] = season[0, 0].mean(-1)
     # 60 days around a date: the error of a deviation from some hundred numbers per row is a few percent
@@ -71,7 +74,7 @@ def test_as_many_harmonics_of_the_year_as_the_record_supports() -> None:
         data = WeatherSequences(states.astype(np.float32), ("2m_temperature",))
         assert choose_num_annual(data) == expected
         pipeline = tiny_pipeline("gaussian", data, seasonal=True)
-        season = Season.fit(pipeline.encoder, data)
+        season = fit_season(pipeline.encoder, data)
         error = season.mean(torch.from_numpy(np.asarray(data.times(0))))[:, 0] - torch.from_numpy(mean[:, None, None])
         assert float(error.square().mean().sqrt()) < 0.15  # 2 K of noise, 9 waves of 2920 numbers: 0.11
     assert choose_num_annual(WeatherSequences(record(100).astype(np.float32), ("2m_temperature",))) == 1
@@ -81,22 +84,22 @@ def test_an_ensemble_made_elsewhere_is_calibrated_afterwards() -> None:
     data = seasonal_record()
     plain = tiny_pipeline("gaussian", data, seasonal=True)
     calibrated = tiny_pipeline("gaussian", data, seasonal=True)
-    calibrated.register_modules(season=Season.fit(plain.encoder, data))
-    calibrated.set_calibration(Calibration(), [2.0, 0.5], [1.0, 0.3], [0.0, 1.0])
-    members = forecast(plain, data, "2014-01-01").members
+    calibrated.register_modules(season=fit_season(plain.encoder, data))
+    calibrated.calibrate(Calibration(kappa=(2.0, 0.5)), lead_dampings=[1.0, 0.3], lead_season_shares=[0.0, 1.0])
+    members = forecast(plain, data, "2014-01-01").samples
     date = np.array(["2014-01-01"], "datetime64[ns]")  # of any unit
-    expected = forecast(calibrated, data, "2014-01-01").members
-    torch.testing.assert_close(calibrated.calibrate_members(members, date), expected, rtol=1e-5, atol=1e-3)
+    expected = forecast(calibrated, data, "2014-01-01").samples
+    torch.testing.assert_close(calibrated.calibrate_samples(members, date), expected, rtol=1e-5, atol=1e-3)
 
 
 def test_mixed_precision_does_not_round_the_season() -> None:
     """Bfloat16 has steps of 2 K at 280 K: a forecast that is all season must not know them."""
     data = seasonal_record()
     pipeline = tiny_pipeline("gaussian", data, seasonal=True)
-    pipeline.register_modules(season=Season.fit(pipeline.encoder, data))
-    pipeline.set_calibration(Calibration(), [1.0], [0.0])
+    pipeline.register_modules(season=fit_season(pipeline.encoder, data))
+    pipeline.calibrate(Calibration(kappa=(1.0,)), lead_dampings=[0.0])
     batch = {"history": data.read(0, 7, 9).unsqueeze(0), "time": data.times(0)[8:9]}
-    forecaster = PipelineForecaster(pipeline, num_members=3, mixed_precision="bf16")
+    forecaster = PipelineForecaster(pipeline, ensemble_size=3, mixed_precision="bf16")
     mean = forecaster.forecast(batch, [0], 2).mean(0)
     expected = pipeline.expected_states(np.asarray(batch["time"]), 2)
     torch.testing.assert_close(mean, expected, rtol=0, atol=1e-3)
@@ -105,11 +108,11 @@ def test_mixed_precision_does_not_round_the_season() -> None:
 
 def test_shares_of_the_seasons_spread_need_it_and_are_not_negative() -> None:
     with pytest.raises(ValueError, match="module season"):
-        tiny_weather().set_calibration(Calibration(), None, None, [0.5])
-    with pytest.raises(ValueError, match="not negative"):
-        tiny_weather().set_calibration(Calibration(), None, None, [-0.5])
-    with pytest.raises(ValueError, match="not negative"):
-        tiny_weather().set_calibration(Calibration(), None, None, [float("nan")])
+        tiny_weather().calibrate(Calibration(), lead_season_shares=[0.5])
+    with pytest.raises(ValueError, match="at least 0"):
+        tiny_weather().calibrate(Calibration(), lead_season_shares=[-0.5])
+    with pytest.raises(ValueError, match="at least 0"):
+        tiny_weather().calibrate(Calibration(), lead_season_shares=[float("nan")])
     with pytest.raises(ValueError, match="no module season"):
         tiny_weather().season_deviations(np.zeros(1), 1)
 
