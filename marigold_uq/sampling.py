@@ -21,7 +21,7 @@ class ReverseStep:
     index: int
     timestep: int | float
     x_t: Tensor  # (B, *event)
-    law: NoiseDistribution  # of the model output given x_t
+    law: NoiseDistribution  # the distribution of the model output given x_t
 
 
 class StepObserver(Protocol):
@@ -90,7 +90,7 @@ def reverse_diffusion(
     """Draw x_0 from x_T ~ N(0, I) along `scheduler.timesteps` (run `set_timesteps` first).
 
     With a list of generators, one per batch element, each element's noise is its own, bit for bit, whatever the batch.
-    `follow_mean` steps with the mean of the law instead of the law, as the ordinary diffusion model of that mean would.
+    `follow_mean` steps with the mean alone, as the ordinary diffusion model of that mean would.
     `progress` is True or tqdm's keyword arguments. With `grad` the gradient flows through all steps and draws; mixture
     weights get none.
     """
