@@ -75,7 +75,7 @@ class TrajectoryUncertainty:
     def epistemic(self) -> Tensor:
         """The paper's epistemic estimate in the units of x_0, as a standard deviation, (B, *event).
 
-        sqrt( mean over the used timesteps of U_t ), U_t = Var[x_0 | x_t] the marginal variance that the head states. The
+        sqrt( mean over the used timesteps of U_t ), U_t = Var[x_0 | x_t] the head's marginal variance. The
         paper's V[mu_theta] = b^2 Sigma is U_t times a factor that only depends on the schedule and the stride; taking
         that factor out gives one unit to all steps. Note what it measures: U_t is the posterior variance of x_0, which
         is positive for a perfect model too, so this number does not vanish with infinite data. It is the head's own
@@ -161,8 +161,8 @@ def total_variance_by_step(
 ) -> Tensor:
     """Law of total variance at every step: mean_m U_t + Var_m[xhat_0], (steps, inputs, *event).
 
-    For a consistent head every row estimates the same number, the predictive variance: near t = T it is all in U_t, near t = 0
-    all in the spread between members. A row that disagrees shows where the head is wrong.
+    For a consistent head every row estimates one number, the predictive variance: near t = T it is all in U_t, near
+    t = 0 all in the spread between members. A row that disagrees shows where the head is wrong.
     """
     if num_members < 2:
         raise ValueError(f"the spread between members needs num_members >= 2; got {num_members}")
