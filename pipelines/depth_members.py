@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from marigold_uq.denoising import Denoiser, predict_noise
+from marigold_uq.denoising import Denoiser, predict_output
 from marigold_uq.pipelines.depth_call import DepthCall
 from marigold_uq.randomness import Generators, base_seed, member_seed
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
@@ -59,7 +59,7 @@ def draw_first_law(
     steps part of it has moved into x_t, where a single chain cannot see it.
     """
     t = scheduler.timesteps[0]
-    law = predict_noise(denoiser, scheduler, x_T, t, generator=generator)
+    law = predict_output(denoiser, scheduler, x_T, t, generator=generator)
     law = scheduler.original_distribution(law, t, x_T).scaled(scheduler.config.tau)
     draws = law.rsample((num_draws,), generator)  # (K, B, C, h, w)
     return [ChainResult(draws[:, b], law.mean[b]) for b in range(len(x_T))]

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from marigold_uq.data.shards import LatentShards, write_shard
-from marigold_uq.denoising import predict_noise
+from marigold_uq.denoising import predict_output
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
 from marigold_uq.training.run_folder import replacing_folder
 
@@ -55,7 +55,7 @@ def error_covariance(pipeline: MarigoldUQDepthPipeline, latents: LatentShards, n
         def denoiser(x: Tensor, t: Tensor | int, image: Tensor = image, text: Tensor = text) -> Tensor:
             return pipeline.unet(torch.cat([image, x], 1), t, encoder_hidden_states=text, return_dict=False)[0]
 
-        law = predict_noise(denoiser, scheduler, scheduler.add_noise(depth, noise, timesteps), timesteps)
+        law = predict_output(denoiser, scheduler, scheduler.add_noise(depth, noise, timesteps), timesteps)
         error = valid * (scheduler.training_target(depth, noise, timesteps) - law.mean)
         total = total + torch.einsum("bchw,bdhw->cd", error, error)
         count += int(valid.sum())

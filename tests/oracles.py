@@ -2,7 +2,7 @@
 
 For x_0 ~ sum_k w_k N(m_k, C_k) and x_t = sqrt(abar) x_0 + sqrt(1 - abar) eps, the law of x_0 given x_t is again a
 mixture of Gaussians, and eps, v and x_0 are affine in one another given x_t. `perfect_network` puts that law into the
-raw channels of a family, so that `from_raw`, `predict_noise` and `step` are all in the chain. Nothing here calls the
+raw channels of a family, so that `from_raw`, `predict_output` and `step` are all in the chain. Nothing here calls the
 library's distributions or coefficients: the raw layouts and activations are written out a second time.
 """
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from marigold_uq.data.depth.normalization import latent_mask, normalize_depth
-from marigold_uq.denoising import predict_noise
+from marigold_uq.denoising import predict_output
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
 from marigold_uq.scores import SCORES
 from marigold_uq.training.law_scores import LawScores, residual_rows
@@ -133,7 +133,7 @@ class DepthTask:
             return network(torch.cat([image, x], 1), t, encoder_hidden_states=text, return_dict=False)[0]
 
         draws = self.objective.num_draws
-        law = predict_noise(denoiser, scheduler, x_t, timesteps, num_draws=draws, generator=generators)
+        law = predict_output(denoiser, scheduler, x_t, timesteps, num_draws=draws, generator=generators)
         losses = self.scores(law, target, timesteps, generators, mask)
         return losses, residual_rows(law, target, timesteps, mask)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from marigold_uq.data.fields import Transitions
-from marigold_uq.denoising import predict_noise
+from marigold_uq.denoising import predict_output
 from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.randomness import member_seed
 from marigold_uq.training.field_config import FieldObjective, PlateauConfig
@@ -83,7 +83,7 @@ class FieldTask:
         noise = torch.stack([torch.randn(x_0.shape[1:], generator=own) for own in generators]).to(x_0)
         x_t = scheduler.add_noise(x_0, noise, timesteps)
         target = scheduler.training_target(x_0, noise, timesteps)
-        law = predict_noise(
+        law = predict_output(
             self.pipeline.denoiser(condition, network),
             scheduler,
             x_t,

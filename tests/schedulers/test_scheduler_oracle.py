@@ -1,7 +1,7 @@
 """With the exact posterior in place of a network, the sampler returns the exact law of x_0.
 
 For any number of steps, any eta, any spacing and any prediction type, if the chain starts from the exact marginal at
-the first used timestep. Everything goes through raw channels, `predict_noise` and `step`; see `oracles.py`.
+the first used timestep. Everything goes through raw channels, `predict_output` and `step`; see `oracles.py`.
 """
 
 import math

@@ -27,7 +27,7 @@ from tqdm.auto import tqdm
 
 from marigold_uq.calibration import Calibration, conformal_images, residual_ratio
 from marigold_uq.data.fields import FieldSequences, Transitions
-from marigold_uq.denoising import predict_noise
+from marigold_uq.denoising import predict_output
 from marigold_uq.distributions import GaussianDistribution
 from marigold_uq.evaluation.fields.calibration_windows import allot_windows, untouched_windows
 from marigold_uq.evaluation.fields.forecasters import PipelineForecaster, Precision, load_quietly
@@ -381,7 +381,7 @@ def fit_color(
         noise = torch.randn(x_0.shape, generator=generator).to(x_0)
         timesteps = torch.full((len(x_0),), timestep, device=x_0.device)
         x_t = scheduler.add_noise(x_0, noise, timesteps)
-        law = predict_noise(denoiser, scheduler, x_t, timesteps)
+        law = predict_output(denoiser, scheduler, x_t, timesteps)
         residual = (scheduler.training_target(x_0, noise, timesteps) - law.mean) / law.stddev
         color.set_power(timestep, residual.cpu())
     return color.to(pipeline.device)
