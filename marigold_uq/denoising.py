@@ -14,7 +14,7 @@ Denoiser: TypeAlias = Callable[[Tensor, Tensor | int], Tensor]
 """Raw output (B, channels, ...) for x_t (B, C [+ noise channels], ...) at timestep t; the condition is bound inside."""
 
 
-def predict_noise(
+def predict_output(
     denoiser: Denoiser,
     scheduler: DistributionalScheduler,
     x_t: Tensor,

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from marigold_uq.denoising import Denoiser, predict_noise
+from marigold_uq.denoising import Denoiser, predict_output
 from marigold_uq.distributions import CholeskyDistribution, GaussianDistribution, LowRankDistribution, NoiseDistribution
 from marigold_uq.precision import full_precision
 from marigold_uq.randomness import Generators, randn
@@ -48,7 +48,7 @@ def evidence_lower_bound(
         level, prev = scheduler.noise_level(number), scheduler.previous_level(number)
         eps = randn((), x_0.shape, like=x_0, generator=generator)
         x_t = level.signal * x_0 + level.noise * eps
-        output = predict_noise(denoiser, scheduler, x_t, t, generator=generator)
+        output = predict_output(denoiser, scheduler, x_t, t, generator=generator)
         reverse = scheduler.reverse_distribution(output, t, x_t, eta=1.0)
         if prev.noise == 0:
             bound = bound + _event_sum(reverse.log_prob(x_0))

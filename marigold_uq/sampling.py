@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from marigold_uq.denoising import Denoiser, predict_noise
+from marigold_uq.denoising import Denoiser, predict_output
 from marigold_uq.distributions import NoiseDistribution, PointDistribution
 from marigold_uq.randomness import Generators, randn
 from marigold_uq.schedulers.distributional import DistributionalScheduler
@@ -21,7 +21,7 @@ class ReverseStep:
     index: int
     timestep: int | float
     x_t: Tensor  # (B, *event)
-    law: NoiseDistribution  # of the model output given x_t
+    law: NoiseDistribution  # the distribution of the model output given x_t
 
 
 class StepObserver(Protocol):
@@ -71,7 +71,7 @@ def one_step_distribution(
     """
     check_start(scheduler)
     t, x_t = scheduler.timesteps[0], x_T * scheduler.init_noise_sigma
-    output = predict_noise(denoiser, scheduler, x_t, t, num_draws=num_draws, generator=generator)
+    output = predict_output(denoiser, scheduler, x_t, t, num_draws=num_draws, generator=generator)
     return scheduler.original_distribution(output, t, x_t).scaled(scheduler.config.tau)
 
 
@@ -90,7 +90,7 @@ def reverse_diffusion(
     """Draw x_0 from x_T ~ N(0, I) along `scheduler.timesteps` (run `set_timesteps` first).
 
     With a list of generators, one per batch element, each element's noise is its own, bit for bit, whatever the batch.
-    `follow_mean` steps with the mean of the law instead of the law, as the ordinary diffusion model of that mean would.
+    `follow_mean` steps with the mean alone, as the ordinary diffusion model of that mean would.
     `progress` is True or tqdm's keyword arguments. With `grad` the gradient flows through all steps and draws; mixture
     weights get none.
     """
@@ -113,7 +113,7 @@ def _run_chain(
     options = progress if isinstance(progress, dict) else {"disable": not progress}
     # The network gets t as a tensor: a compiled one would be compiled again for every new int.
     for index, t in enumerate(tqdm(scheduler.timesteps, **{"leave": False, **options})):
-        law = predict_noise(denoiser, scheduler, x_t, t, generator=generator)
+        law = predict_output(denoiser, scheduler, x_t, t, generator=generator)
         timestep = t.item()
         for observe in observers:
             observe(scheduler, ReverseStep(index, timestep, x_t, law))

@@ -357,3 +357,12 @@ def test_tau_shrinks_the_initial_spread_as_it_shrinks_the_samples_and_leaves_the
         torch.testing.assert_close(observer.initial_std[0], total_std(samples), rtol=5 * 0.011, atol=0)
         spread[tau] = observer.epistemic[0]
     torch.testing.assert_close(spread[0.1], spread[1.0])
+
+
+def test_a_head_that_is_certain_somewhere_but_not_everywhere_is_watched():
+    scheduler = DistributionalDDIMScheduler(noise_family="gaussian", prediction_type="sample")
+    scheduler.set_timesteps(4)
+    law = GaussianDistribution(torch.zeros(1, 2), torch.tensor([[0.0, 0.3]]))
+    observer = TrajectoryUncertainty()
+    observer(scheduler, ReverseStep(0, 750, torch.zeros(1, 2), law))
+    torch.testing.assert_close(observer.initial_std, torch.tensor([[0.0, 0.3]]))

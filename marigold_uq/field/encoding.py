@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from marigold_uq.denoising import predict_noise
+from marigold_uq.denoising import predict_output
 from marigold_uq.field.data import FieldSequences, Transitions, statistics_of
 from marigold_uq.models.field_encoder import FieldEncoder
 from marigold_uq.models.field_grid import DAY, NUM_WAVES, FieldDataError, harmonic_basis, require_grid
@@ -141,7 +141,7 @@ def fit_color(
     for timestep in range(scheduler.config.num_train_timesteps):
         noise = torch.randn(x_0.shape, generator=generator).to(x_0)
         timesteps = torch.full((len(x_0),), timestep, device=x_0.device)
-        law = predict_noise(denoiser, scheduler, scheduler.add_noise(x_0, noise, timesteps), timesteps)
+        law = predict_output(denoiser, scheduler, scheduler.add_noise(x_0, noise, timesteps), timesteps)
         residual = (scheduler.training_target(x_0, noise, timesteps) - law.mean) / law.stddev
         color.amplitude[timestep] = amplitudes(residual.cpu())
     return color.to(pipeline.device)

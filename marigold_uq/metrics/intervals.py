@@ -152,7 +152,7 @@ def expected_coverage(num_members: int, coverage: float, method: IntervalMethod 
     """Coverage that M perfect members reach: the number an observed coverage is to be compared with.
 
     Members and target are independent draws of one Gaussian. Where the ends are order statistics themselves (`minmax`,
-    and `weibull` when (M + 1)(1 - c)/2 is whole or at most 1) the result holds for every continuous law.
+    and `weibull` when (M + 1)(1 - c)/2 is whole or at most 1) the result holds for every continuous distribution.
 
     Args:
         num_members: M.

@@ -80,8 +80,8 @@ def crps(samples: Tensor, target: Tensor, *, fair: bool = True) -> Tensor:
     """Continuous ranked probability score E|X - y| - 1/2 E|X - X'| of the members, (...), in O(M log M).
 
     With the members in ascending order, sum_{i<j} |x_i - x_j| = sum_i (2 i - M - 1) x_(i): no M x M table. `fair`
-    divides the pairs by M (M - 1), which is unbiased for the law behind the members; otherwise by M^2, the score of the
-    empirical law itself. One member has no pairs (the fair form is undefined): both give |x - y|.
+    divides the pairs by M (M - 1), which is unbiased for the distribution behind the members; otherwise by M^2, the
+    score of the empirical distribution itself. One member has no pairs (the fair form is undefined): both are |x - y|.
     """
     samples, target = as_ensemble(samples, target)
     return ensemble_crps(samples, target, fair=fair)
@@ -181,8 +181,8 @@ def spread_skill(samples: Tensor, target: Tensor) -> dict[str, Tensor]:
     """The two statistics, each (...), behind spread/skill = sqrt((M + 1)/M) sqrt(mean variance) / RMSE.
 
     `predicted_squared_error` = (M + 1)/M s^2 is what (ybar - y)^2 would be on average if members and target had one
-    law, `squared_error` is what it was. The reducer's `spread_skill_ratio` is the root of the ratio of their means: 1
-    is honest, below 1 over-confident. Averages come before the ratio, never a mean of ratios.
+    distribution, `squared_error` is what it was. The reducer's `spread_skill_ratio` is the root of the ratio of their
+    means: 1 is honest, below 1 over-confident. Averages come before the ratio, never a mean of ratios.
     """
     num_members = samples.shape[0]
     return {

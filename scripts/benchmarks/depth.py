@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from marigold_uq import DistributionalDDIMScheduler, MarigoldUQDepthPipeline
 from marigold_uq.commands.runner import Invocation, run_command
-from marigold_uq.denoising import predict_noise
+from marigold_uq.denoising import predict_output
 from marigold_uq.models.prompt_embedding import PromptEmbedding
 from marigold_uq.models.widen import narrow, widen
 from marigold_uq.pipelines.depth.latents import ChainResult, merge_chains
@@ -350,7 +350,7 @@ def one_step(unet: UNet2DConditionModel, scheduler: DistributionalDDIMScheduler,
     generator = torch.Generator().manual_seed(1)
     condition, x_t = torch.randn(2, 1, 4, cells, cells, generator=generator)
     text, t = torch.zeros(1, 2, 1024), scheduler.timesteps[0]
-    law = predict_noise(
+    law = predict_output(
         lambda x, timestep: unet(torch.cat([condition, x], 1), timestep, text).sample,
         scheduler,
         x_t,

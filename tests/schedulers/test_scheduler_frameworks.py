@@ -11,9 +11,13 @@ from diffusers import EDMDPMSolverMultistepScheduler, EDMEulerScheduler, EulerDi
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from support.oracles import (
+    CHAINS,
+    ETAS,
+    EXACT_FAMILIES,
     SIZES,
     TARGETS,
     Framework,
+    assert_law,
     edm_framework,
     flow_framework,
     gaussian_target,
@@ -21,7 +25,6 @@ from support.oracles import (
     noisy,
     perfect_network_of,
 )
-from test_scheduler_oracle import CHAINS, ETAS, EXACT_FAMILIES, assert_law
 from torch import Tensor
 
 from marigold_uq.distributions import FAMILIES

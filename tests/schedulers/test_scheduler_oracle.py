@@ -1,7 +1,7 @@
 """With the exact posterior in place of a network, the sampler returns the exact law of x_0.
 
 For any number of steps, any eta, any spacing and any prediction type, if the chain starts from the exact marginal at
-the first used timestep. Everything goes through raw channels, `predict_noise` and `step`; see `oracles.py`.
+the first used timestep. Everything goes through raw channels, `predict_output` and `step`; see `oracles.py`.
 """
 
 import math
@@ -12,26 +12,28 @@ from typing import Any
 import pytest
 import torch
 from support.oracles import (
+    CHAINS,
+    ETAS,
+    EXACT_FAMILIES,
     SIZES,
+    STANDARD_ERRORS,
     TARGETS,
     JointMixture,
     Target,
+    assert_law,
     gaussian_target,
     in_dtype,
     noisy,
     output_of_original,
     perfect_network,
+    standard_errors,
 )
 from torch import Tensor
 
-from marigold_uq.distributions import FAMILIES, SampleDistribution
+from marigold_uq.distributions import SampleDistribution
 from marigold_uq.sampling import reverse_diffusion
 from marigold_uq.schedulers import DistributionalDDIMScheduler
 
-CHAINS = {1: 8192, 4: 8192, 10: 4096, 50: 2048}  # fewer where they cost most; one long run per family makes up for it
-STANDARD_ERRORS = 5
-EXACT_FAMILIES = sorted(set(FAMILIES) - {"point"})
-ETAS = (0.0, 0.5, 1.0)
 SCHEDULES: dict[str, dict[str, Any]] = {
     "default": {},  # diffusers' own betas, alpha_bar_T = 4e-5
     "paper": {"num_train_timesteps": 50, "beta_start": 0.001, "beta_end": 0.35},
@@ -57,24 +59,6 @@ def run_chain(
     x_t = noisy(target, scheduler.alpha_bar(int(scheduler.timesteps[0])), chains or CHAINS[count], generator)
     network = perfect_network(family, target, scheduler.alphas_cumprod, scheduler.config.prediction_type)
     return reverse_diffusion(network, scheduler, x_t, generator=generator).flatten(1).double()
-
-
-def standard_errors(values: Tensor, expected: Tensor) -> float:
-    """The largest distance, in standard errors, of the mean of `values` over the first axis from `expected`."""
-    error = values.std(0) / math.sqrt(len(values))
-    return float(((values.mean(0) - expected).abs() / error).max())
-
-
-def assert_law(x_0: Tensor, target: Target) -> None:
-    """Mean, covariance and nine points of every marginal distribution function, each within 5 standard errors."""
-    mean, cov = target.moments()
-    centred = x_0 - mean
-    assert standard_errors(x_0, mean) < STANDARD_ERRORS
-    assert standard_errors(centred[:, :, None] * centred[:, None, :], cov) < STANDARD_ERRORS
-    points = mean + cov.diagonal().sqrt() * torch.linspace(-2, 2, 9, dtype=mean.dtype).unsqueeze(-1)  # (Q, D)
-    exact = target.cdf(points)
-    error = (exact * (1 - exact) / len(x_0)).sqrt().clamp(min=1 / len(x_0))  # binomial; not below a single chain
-    assert (((x_0.unsqueeze(1) <= points).double().mean(0) - exact).abs() / error).max() < STANDARD_ERRORS
 
 
 def pairwise_cases() -> list[tuple[str, str, str, str, int, float]]:

@@ -327,3 +327,10 @@ def test_boxes_on_a_map_see_the_two_diagonals_of_a_rectangle_only_together_and_t
     torch.testing.assert_close(*both(patch_size=0, num_isotropic=0))
     assert not torch.allclose(*both(patch_size=2, num_isotropic=0))
     assert not torch.allclose(*both(patch_size=0, num_isotropic=8))
+
+
+def test_small_boxes_are_as_frequent_as_large_ones_on_a_logarithmic_scale() -> None:
+    """P(size <= 8 of 64) = ln 8.5 / ln 64 = .515; with sizes uniform it would be .13."""
+    boxes = box_directions((1, 64), 2000, like=LIKE, generator=generator())
+    share = float(((boxes != 0).sum((1, 2)) <= 8).double().mean())
+    assert abs(share - math.log(8.5) / math.log(64)) < STANDARD_ERRORS * 0.5 / math.sqrt(2000)

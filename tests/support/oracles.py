@@ -2,16 +2,19 @@
 
 For x_0 ~ sum_k w_k N(m_k, C_k) and x_t = sqrt(abar) x_0 + sqrt(1 - abar) eps, the law of x_0 given x_t is again a
 mixture of Gaussians, and eps, v and x_0 are affine in one another given x_t. `perfect_network` puts that law into the
-raw channels of a family, so that `from_raw`, `predict_noise` and `step` are all in the chain. Nothing here calls the
+raw channels of a family, so that `from_raw`, `predict_output` and `step` are all in the chain. Nothing here calls the
 library's distributions or coefficients: the raw layouts and activations are written out a second time.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from marigold_uq.distributions import FAMILIES
 
 MIN_SCALE, MIN_VARIANCE = 1e-6, 1e-12  # what the activation adds to softplus: part of the file format
 
@@ -317,3 +320,27 @@ def _blocks(x: Tensor, *parts: Tensor) -> Tensor:
 def inverse_softplus(value: Tensor, floor: float = MIN_SCALE) -> Tensor:
     """The rho with softplus(rho) + floor = value."""
     return torch.log(torch.expm1(value - floor))
+
+
+CHAINS = {1: 8192, 4: 8192, 10: 4096, 50: 2048}  # fewer where they cost most; one long run per family makes up for it
+STANDARD_ERRORS = 5
+EXACT_FAMILIES = sorted(set(FAMILIES) - {"point"})
+ETAS = (0.0, 0.5, 1.0)
+
+
+def standard_errors(values: Tensor, expected: Tensor) -> float:
+    """The largest distance, in standard errors, of the mean of `values` over the first axis from `expected`."""
+    error = values.std(0) / math.sqrt(len(values))
+    return float(((values.mean(0) - expected).abs() / error).max())
+
+
+def assert_law(x_0: Tensor, target: Target) -> None:
+    """Mean, covariance and nine points of every marginal distribution function, each within 5 standard errors."""
+    mean, cov = target.moments()
+    centred = x_0 - mean
+    assert standard_errors(x_0, mean) < STANDARD_ERRORS
+    assert standard_errors(centred[:, :, None] * centred[:, None, :], cov) < STANDARD_ERRORS
+    points = mean + cov.diagonal().sqrt() * torch.linspace(-2, 2, 9, dtype=mean.dtype).unsqueeze(-1)  # (Q, D)
+    exact = target.cdf(points)
+    error = (exact * (1 - exact) / len(x_0)).sqrt().clamp(min=1 / len(x_0))  # binomial; not below a single chain
+    assert (((x_0.unsqueeze(1) <= points).double().mean(0) - exact).abs() / error).max() < STANDARD_ERRORS

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
 from marigold_uq import plotting
-from marigold_uq.denoising import predict_noise
+from marigold_uq.denoising import predict_output
 from marigold_uq.distributions import CholeskyDistribution, LowRankDistribution, NoiseDistribution
 from marigold_uq.field import figures
 from marigold_uq.field.config import read_config
@@ -313,7 +313,7 @@ def _law_at(pipeline: FieldForecastPipeline, windows: Transitions, index: int, t
     t = torch.tensor([timestep])
     x_t = pipeline.scheduler.add_noise(x_0, noise, t)
     condition = pipeline.encoder.condition(history, batch["time"])
-    return predict_noise(pipeline.denoiser(condition), pipeline.scheduler, x_t, t)
+    return predict_output(pipeline.denoiser(condition), pipeline.scheduler, x_t, t)
 
 
 def law_correlation(law: NoiseDistribution) -> torch.Tensor:
