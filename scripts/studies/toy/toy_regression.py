@@ -39,7 +39,6 @@ from marigold_uq.scores import crps, log_score, mean_score
 NUM_COMPONENTS, RANK = 3, 1
 TRAIN_TIMESTEPS = 50
 STEP_COUNTS = (1, 5, 50)
-PICTURE_STEPS = 5
 PROBE_X, PROBE_TIMESTEP, PROBE_X_T = 0.75, 12, -0.1
 """Where the noise law is shown: at this x, timestep and x_t both branches are still possible."""
 Y_RANGE, EPS_RANGE = (-1.7, 1.7), (-1.5, 1.5)
@@ -56,11 +55,6 @@ CAPTIONS = {
 }
 FAMILY_NAMES = [name for name in CAPTIONS if name != EXACT]
 INK, QUIET, TRUTH, LAW = "#1b2a41", "#5b677a", "#c3c9d4", "#d1495b"
-HEADLINE = (
-    f"Above: predictive density p(y | x) after {PICTURE_STEPS} reverse steps.\n"
-    r"Below: the learned distribution of the noise, p($\epsilon$ | x$_t$), in red over the exact one in grey, at the "
-    "dashed x."
-)
 DENSITY = LinearSegmentedColormap.from_list("density", ["#ffffff", "#cfe3f1", "#6aaed6", "#1f6fb2", "#0b2a55"])
 
 
@@ -249,10 +243,12 @@ def print_table(table: dict[str, list[float]], step_counts: Sequence[int] = STEP
     print(markdown_table(header, [[name, *(f"{score:.4f}" for score in row)] for name, row in table.items()]))
 
 
-def predictive_density(one: FittedFamily, x: Tensor, y_edges: Tensor, num_draws: int, seed: int) -> Tensor:
+def predictive_density(
+    one: FittedFamily, x: Tensor, y_edges: Tensor, num_draws: int, num_steps: int, seed: int
+) -> Tensor:
     """Histogram of draws over y for each x, as a density (bins, len(x))."""
     generator = torch.Generator().manual_seed(seed)
-    draws = one.sample(x.repeat(num_draws), PICTURE_STEPS, generator).reshape(num_draws, -1)  # (N, len(x))
+    draws = one.sample(x.repeat(num_draws), num_steps, generator).reshape(num_draws, -1)  # (N, len(x))
     bins = torch.bucketize(draws, y_edges) - 1
     inside = (bins >= 0) & (bins < len(y_edges) - 1)
     columns = torch.arange(len(x)).expand_as(bins)
@@ -297,7 +293,7 @@ def draw_noise_law(axes: Axes, one: FittedFamily, seed: int, num_draws: int) -> 
     axes.fill_between(eps[:, 0], exact, color=TRUTH, linewidth=0, label="exact")
     if one.name != EXACT:
         law = one.noise_law(x, x_t, PROBE_TIMESTEP, generator).marginal()
-        if hasattr(law, "log_prob"):
+        if law.has_density:
             axes.plot(eps[:, 0], (-log_score(law, eps)).flatten().exp(), color=LAW, linewidth=1.6)
         else:
             draws = law.rsample(generator=generator)[:, 0].numpy()
@@ -310,25 +306,46 @@ def draw_noise_law(axes: Axes, one: FittedFamily, seed: int, num_draws: int) -> 
         axes.spines[side].set_visible(False)
 
 
-def draw_figure(fitted: Sequence[FittedFamily], table: dict[str, list[float]], seed: int, num_draws: int) -> Figure:
-    """One cell per family: predictive density above, noise law below; four cells to a row."""
-    x, y_edges = (torch.arange(100) + 0.5) / 100, torch.linspace(*Y_RANGE, 86)
-    num_rows = math.ceil(len(fitted) / 4)
-    height = 0.85 + 3.75 * num_rows  # inches
-    figure = Figure(figsize=(11.6, height))
-    grid = figure.add_gridspec(
-        num_rows, 4, left=0.04, right=0.985, bottom=0.35 / height, top=1 - 1.2 / height, wspace=0.12, hspace=0.34
+def headline(num_steps: int) -> str:
+    """What the two rows show."""
+    steps = "one reverse step" if num_steps == 1 else f"{num_steps} reverse steps"
+    return (
+        f"Above: predictive density p(y | x) after {steps}.\n"
+        r"Below: the learned distribution of the noise, p($\epsilon$ | x$_t$), in red over the exact one in grey."
     )
-    figure.text(0.04, 1 - 0.5 / height, HEADLINE, fontsize=10.5, linespacing=1.5, color=INK)
+
+
+def draw_figure(
+    fitted: Sequence[FittedFamily], table: dict[str, list[float]], seed: int, num_draws: int, num_steps: int
+) -> Figure:
+    """One cell per family: predictive density above, distribution of the noise below; at most four cells to a row."""
+    x, y_edges = (torch.arange(100) + 0.5) / 100, torch.linspace(*Y_RANGE, 86)
+    num_columns = min(4, len(fitted))
+    num_rows = math.ceil(len(fitted) / num_columns)
+    height = 0.85 + 3.75 * num_rows  # inches
+    figure = Figure(figsize=(2.9 * num_columns, height))
+    grid = figure.add_gridspec(
+        num_rows,
+        num_columns,
+        left=0.16 / num_columns,
+        right=0.985,
+        bottom=0.35 / height,
+        top=1 - 1.2 / height,
+        wspace=0.12,
+        hspace=0.34,
+    )
+    figure.text(0.16 / num_columns, 1 - 0.5 / height, headline(num_steps), fontsize=10.5, linespacing=1.5, color=INK)
     for index, one in enumerate(fitted):
-        cell = grid[divmod(index, 4)].subgridspec(2, 1, height_ratios=(2.3, 1), hspace=0.34)
+        cell = grid[divmod(index, num_columns)].subgridspec(2, 1, height_ratios=(2.3, 1), hspace=0.34)
         above, below = figure.add_subplot(cell[0]), figure.add_subplot(cell[1])
         known = one.name == EXACT
-        density = truth_density(x, y_edges) if known else predictive_density(one, x, y_edges, num_draws, seed)
-        score = table["closed form"][0] if known else table[one.name][STEP_COUNTS.index(PICTURE_STEPS)]
+        density = (
+            truth_density(x, y_edges) if known else predictive_density(one, x, y_edges, num_draws, num_steps, seed)
+        )
+        score = table["closed form"][0] if known else table[one.name][STEP_COUNTS.index(num_steps)]
         draw_density(above, density, one.name, score)
         draw_noise_law(below, one, seed, num_draws)
-        label_axes(above, below, first=index % 4 == 0)
+        label_axes(above, below, first=index % num_columns == 0)
     return figure
 
 
@@ -358,6 +375,7 @@ class ToyOptions:
         rows: Training rows.
         test_points: Fresh x, with 48 y each.
         draws: Draws per x in the picture.
+        picture_steps: Reverse steps behind the picture, one of 1, 5 and 50.
         seed: Everything random follows from it.
     """
 
@@ -368,12 +386,15 @@ class ToyOptions:
     rows: int = 20_000
     test_points: int = 600
     draws: int = 2000
+    picture_steps: int = 5
     seed: int = 0
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.families if name not in FAMILY_NAMES]
         if unknown:
             raise ValueError(f"unknown families {', '.join(unknown)}; choose from {', '.join(FAMILY_NAMES)}")
+        if self.picture_steps not in STEP_COUNTS:
+            raise ValueError(f"picture_steps must be one of {STEP_COUNTS}; got {self.picture_steps}")
 
 
 def run_toy(options: ToyOptions, invocation: Invocation) -> int:
@@ -385,7 +406,9 @@ def run_toy(options: ToyOptions, invocation: Invocation) -> int:
     fitted = fit_all(options.families, num_iterations=options.steps, num_rows=options.rows, seed=options.seed)
     table = score_table(fitted, num_conditions=options.test_points, num_repeats=48, seed=options.seed + 1000)
     print_table(table)
-    figure = draw_figure(fitted, table, seed=options.seed + 2000, num_draws=options.draws)
+    figure = draw_figure(
+        fitted, table, seed=options.seed + 2000, num_draws=options.draws, num_steps=options.picture_steps
+    )
     make_folder(options.output.parent)
     save_figure(figure, options.output, overwrite=True, dpi=110)
     print(f"\n{options.output}, {time.perf_counter() - start:.0f} s")
