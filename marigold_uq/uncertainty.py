@@ -1,4 +1,4 @@
-"""How unsure, and why: what the head's law says along a trajectory, and what several models say against each other.
+"""How unsure, and why: what the head says along a trajectory, and what several models say against each other.
 
 Variances add, standard deviations do not. So everything in the middle of a formula is a variance and is called one;
 what is handed to a user (`epistemic`, `total`, `aleatoric`, `initial_std`) is a standard deviation in the units of x_0.
@@ -11,9 +11,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from marigold_uq.distributions.base import at_least_float32
+from marigold_uq.precision import at_least_float32
 from marigold_uq.sampling import ReverseStep
-from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
+from marigold_uq.schedulers.distributional import DistributionalScheduler
 
 BatchLayout = Literal["input_major", "member_major"]
 """How inputs and members share the batch axis: all members of the first input first, or all inputs of member one."""
@@ -23,7 +23,7 @@ BatchLayout = Literal["input_major", "member_major"]
 class OriginalMoments:
     """What the head says about x_0 at one step, given x_t."""
 
-    timestep: int
+    timestep: int | float
     mean: Tensor  # xhat_0(x_t), (B, *event)
     variance: Tensor  # U_t = Var[x_0 | x_t], marginal, (B, *event)
 
@@ -55,7 +55,7 @@ class TrajectoryUncertainty:
         self.keep_steps = keep_steps
         self._trajectories: list[_Trajectory] = []
 
-    def __call__(self, scheduler: DistributionalDDIMScheduler, step: ReverseStep) -> None:
+    def __call__(self, scheduler: DistributionalScheduler, step: ReverseStep) -> None:
         law = scheduler.original_distribution(step.law, step.timestep, step.x_t)
         variance = law.variance
         if step.index == 0:
@@ -75,7 +75,7 @@ class TrajectoryUncertainty:
     def epistemic(self) -> Tensor:
         """The paper's epistemic estimate in the units of x_0, as a standard deviation, (B, *event).
 
-        sqrt( mean over the used timesteps of U_t ), U_t = Var[x_0 | x_t] the marginal variance of the head's law. The
+        sqrt( mean over the used timesteps of U_t ), U_t = Var[x_0 | x_t] the head's marginal variance. The
         paper's V[mu_theta] = b^2 Sigma is U_t times a factor that only depends on the schedule and the stride; taking
         that factor out gives one unit to all steps. Note what it measures: U_t is the posterior variance of x_0, which
         is positive for a perfect model too, so this number does not vanish with infinite data. It is the head's own
@@ -93,7 +93,7 @@ class TrajectoryUncertainty:
 
     @property
     def initial_std(self) -> Tensor:
-        """sqrt(tau U_t) at the first step, (B, *event): at zero SNR the standard deviation of the predictive law.
+        """sqrt(tau U_t) at the first step, (B, *event): at zero SNR the predictive standard deviation.
 
         There x_t says nothing about x_0, so one network call gives the total uncertainty of a one-step sampler.
         """
@@ -129,7 +129,7 @@ def _check_has_variance(step: ReverseStep, variance: Tensor) -> None:
         )
 
 
-def reverse_mean_variance(scheduler: DistributionalDDIMScheduler, step: ReverseStep) -> Tensor:
+def reverse_mean_variance(scheduler: DistributionalScheduler, step: ReverseStep) -> Tensor:
     """V[mu_theta] = B^2 Sigma at eta = 1 with the head's own B and marginal Sigma, (B, *event), in units of x_{t-1}.
 
     B^2 is (1 - alpha_t)^2 over alpha_t (1 - abar_t) for epsilon, over (1 - abar_t)/abar_prev for v and over
@@ -161,8 +161,8 @@ def total_variance_by_step(
 ) -> Tensor:
     """Law of total variance at every step: mean_m U_t + Var_m[xhat_0], (steps, inputs, *event).
 
-    For a consistent head every row estimates the same number, the variance of the predictive law: near t = T it is all
-    in U_t, near t = 0 all in the spread between members. A row that disagrees shows where the head is wrong.
+    For a consistent head every row estimates one number, the predictive variance: near t = T it is all in U_t, near
+    t = 0 all in the spread between members. A row that disagrees shows where the head is wrong.
     """
     if num_members < 2:
         raise ValueError(f"the spread between members needs num_members >= 2; got {num_members}")
@@ -204,7 +204,7 @@ class VarianceDecomposition:
 def decompose_members(means: Tensor, variances: Tensor) -> VarianceDecomposition:
     """Split the variance of S independently trained models, means and variances (S, ...).
 
-    The predictive law is the equal mixture of the members, so the divisor is S and the identity exact.
+    The predictive distribution is the equal mixture of the members, so the divisor is S and the identity exact.
     """
     if means.shape != variances.shape or means.ndim == 0 or means.shape[0] < 2:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""`predict_noise`: the one seam between a network and everything that needs its law."""
+"""`predict_output`: the one seam between a network and everything that needs its law."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import torch
 from support.oracles import SIZES
 from torch import Tensor
 
-from marigold_uq.denoising import predict_noise
+from marigold_uq.denoising import predict_output
 from marigold_uq.distributions import FAMILIES, SampleDistribution
 from marigold_uq.randomness import member_generators
 from marigold_uq.schedulers import DistributionalDDIMScheduler
@@ -46,7 +46,7 @@ def noisy_sample(batch: int = 4) -> Tensor:
 def test_a_closed_form_family_asks_the_network_once_and_reads_its_raw_output(family: str) -> None:
     scheduler = build(family)
     network, x_t = network_for(scheduler), noisy_sample()
-    law = predict_noise(network, scheduler, x_t, 7, num_draws=5)
+    law = predict_output(network, scheduler, x_t, 7, num_draws=5)
     ((seen, timestep),) = network.calls
     assert torch.equal(seen, x_t)
     assert timestep == 7
@@ -59,7 +59,7 @@ def test_a_closed_form_family_asks_the_network_once_and_reads_its_raw_output(fam
 def test_an_implicit_family_sees_fresh_standard_normal_noise_after_the_sample() -> None:
     scheduler = build("sample")
     network, x_t = network_for(scheduler), torch.zeros(2000, *EVENT)
-    law = predict_noise(network, scheduler, x_t, 7, num_draws=3, generator=torch.Generator().manual_seed(0))
+    law = predict_output(network, scheduler, x_t, 7, num_draws=3, generator=torch.Generator().manual_seed(0))
     assert isinstance(law, SampleDistribution)
     assert law.draws.shape == (3, 2000, *EVENT)
     inputs = torch.stack([x for x, _ in network.calls])  # (M, B, C + 1, L)
@@ -75,9 +75,9 @@ def test_an_implicit_family_sees_fresh_standard_normal_noise_after_the_sample() 
 
 def test_every_member_has_its_own_noise_whatever_the_batch() -> None:
     scheduler, x_t = build("sample"), noisy_sample()
-    together = predict_noise(network_for(scheduler), scheduler, x_t, 7, num_draws=2, generator=member_generators(3, 4))
+    together = predict_output(network_for(scheduler), scheduler, x_t, 7, num_draws=2, generator=member_generators(3, 4))
     for m in (2, 0):
-        alone = predict_noise(
+        alone = predict_output(
             network_for(scheduler),
             scheduler,
             x_t[m : m + 1],
@@ -92,7 +92,7 @@ def test_every_member_has_its_own_noise_whatever_the_batch() -> None:
 def test_the_law_is_that_of_the_output_whatever_it_stands_for(prediction_type: str) -> None:
     scheduler = build("gaussian", prediction_type=prediction_type)
     network, x_t = network_for(scheduler), noisy_sample()
-    assert torch.equal(predict_noise(network, scheduler, x_t, 7).mean, network(x_t, 7)[:, : EVENT[0]])
+    assert torch.equal(predict_output(network, scheduler, x_t, 7).mean, network(x_t, 7)[:, : EVENT[0]])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -100,7 +100,7 @@ def test_the_law_is_that_of_the_output_whatever_it_stands_for(prediction_type: s
 def test_a_half_precision_network_gives_a_law_in_float32(family: str, dtype: torch.dtype) -> None:
     scheduler = build(family)
     network = network_for(scheduler, dtype)
-    law = predict_noise(network, scheduler, noisy_sample().to(dtype), 7, generator=torch.Generator().manual_seed(0))
+    law = predict_output(network, scheduler, noisy_sample().to(dtype), 7, generator=torch.Generator().manual_seed(0))
     assert network.calls[0][0].dtype == dtype
     assert law.mean.dtype == law.variance.dtype == torch.float32
 
@@ -109,18 +109,18 @@ def test_a_half_precision_network_gives_a_law_in_float32(family: str, dtype: tor
 def test_gradients_reach_the_network(family: str) -> None:
     scheduler = build(family)
     network = network_for(scheduler)
-    predict_noise(network, scheduler, noisy_sample(), 7, num_draws=2).mean.square().sum().backward()
+    predict_output(network, scheduler, noisy_sample(), 7, num_draws=2).mean.square().sum().backward()
     assert network.weight.grad is not None
     assert network.weight.grad.abs().sum() > 0
 
 
 def test_a_network_of_another_family_is_refused() -> None:
     with pytest.raises(ValueError, match=r"2 x 2 = 4 channels on axis 1; got 6"):
-        predict_noise(Recorder(6), build("gaussian"), noisy_sample(), 7)
+        predict_output(Recorder(6), build("gaussian"), noisy_sample(), 7)
 
 
 @pytest.mark.parametrize("family", ["gaussian", "sample"])
 def test_no_draws_are_refused(family: str) -> None:
     scheduler = build(family)
-    with pytest.raises(ValueError, match="num_draws is at least 1; got 0"):
-        predict_noise(network_for(scheduler), scheduler, noisy_sample(), 7, num_draws=0)
+    with pytest.raises(ValueError, match="num_draws must be at least 1; got 0"):
+        predict_output(network_for(scheduler), scheduler, noisy_sample(), 7, num_draws=0)

@@ -140,10 +140,9 @@ def test_at_zero_snr_the_first_call_alone_gives_the_total():
 def test_epistemic_is_the_root_of_the_mean_posterior_variance_of_a_gaussian():
     """x_0 ~ N(m, c): U_t = (1 - abar) c / (abar c + 1 - abar) for every x_t, by conjugacy."""
     c = 0.09
-    one = torch.ones(1, dtype=torch.float64)
-    law = ScalarMixture(one, 0.7 * one, c * one)
+    one = torch.ones(2, dtype=torch.float64)  # two equal components are one Gaussian
+    law = ScalarMixture(one / 2, 0.7 * one, c * one)
     scheduler = make_scheduler("epsilon", zero_snr=False)
-    scheduler = DistributionalDDIMScheduler.from_config(scheduler.config, num_components=1)
     scheduler.set_timesteps(5)
     observer = TrajectoryUncertainty()
     start = torch.randn(3, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -358,3 +357,12 @@ def test_tau_shrinks_the_initial_spread_as_it_shrinks_the_samples_and_leaves_the
         torch.testing.assert_close(observer.initial_std[0], total_std(samples), rtol=5 * 0.011, atol=0)
         spread[tau] = observer.epistemic[0]
     torch.testing.assert_close(spread[0.1], spread[1.0])
+
+
+def test_a_head_that_is_certain_somewhere_but_not_everywhere_is_watched():
+    scheduler = DistributionalDDIMScheduler(noise_family="gaussian", prediction_type="sample")
+    scheduler.set_timesteps(4)
+    law = GaussianDistribution(torch.zeros(1, 2), torch.tensor([[0.0, 0.3]]))
+    observer = TrajectoryUncertainty()
+    observer(scheduler, ReverseStep(0, 750, torch.zeros(1, 2), law))
+    torch.testing.assert_close(observer.initial_std, torch.tensor([[0.0, 0.3]]))

@@ -11,6 +11,8 @@ from marigold_uq.commands.runner import parse_options
 from marigold_uq.training.config import OptimizerConfig, TrainingConfig
 from marigold_uq.training.objective import ObjectiveConfig
 
+__all__ = ["FieldData", "FieldModel", "FieldTrainConfig", "PdeData", "PlateauConfig", "WeatherData", "read_config"]
+
 
 @dataclass(frozen=True)
 class PdeData:

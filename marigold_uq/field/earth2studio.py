@@ -17,6 +17,9 @@ from marigold_uq.models.field_grid import FieldDataError, require_grid
 from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.randomness import member_seed
 
+__all__ = ["Earth2StudioPrognostic"]
+
+
 Coordinates = OrderedDict[str, np.ndarray]
 """earth2studio's CoordSystem: dimension -> values, in the order of the tensor's axes."""
 NAMES = {"latitude": "lat", "longitude": "lon"}

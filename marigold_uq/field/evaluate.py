@@ -30,6 +30,9 @@ from marigold_uq.metrics import expected_coverage
 from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.results import METRICS_FILE, markdown_table, number, write_results
 
+__all__ = ["CURVES", "GROUPS", "MIN_SCALE_SHARE", "PAIRED", "SHOWN", "FieldEvaluation", "evaluate_field", "report"]
+
+
 REPORT_FILE = "report.md"
 SHOWN = ("rmse", "crps", "energy_score", "gaussian_nll", "coverage", "conformal_coverage", "spread_skill_ratio")
 CURVES = ("rmse", "crps", "coverage", "spread_skill_ratio")
@@ -145,7 +148,7 @@ def make_forecaster(options: FieldEvaluation, split: FieldSplit) -> Forecaster:
         seed=options.seed,
         batch_size=options.batch_size,
         mixed_precision=options.mixed_precision,
-        name=options.model,
+        name=options.model or "",
     )
 
 
@@ -223,7 +226,7 @@ def _write(
         if name in SHOWN
     }
     size = options.ensemble_size
-    facts = {
+    facts: dict[str, Any] = {
         "predictor": {"name": forecaster.name, "model": options.model, "ensemble_size": size},
         "data": {"name": split.test.source, "title": Path(split.test.source).stem},
         "num_samples": one_step["rmse"]["num_samples"] if one_step else 0,

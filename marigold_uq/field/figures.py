@@ -13,6 +13,16 @@ from numpy.typing import ArrayLike
 
 from marigold_uq.plotting import COLORS, REFERENCE
 
+__all__ = [
+    "field_panels",
+    "lead_time_curves",
+    "matrix_panels",
+    "parameter_curves",
+    "rank_and_spectrum_panels",
+    "spectrum_plot",
+]
+
+
 Curves = Mapping[str, Sequence[float]]
 COVERAGE, RATIO = "coverage", "spread_skill_ratio"
 TITLES = {

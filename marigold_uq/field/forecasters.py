@@ -17,6 +17,9 @@ from marigold_uq.models.field_grid import DAY, YEAR
 from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.randomness import member_seed
 
+__all__ = ["Climatology", "Forecaster", "Persistence", "PipelineForecaster", "Precision", "load_quietly"]
+
+
 Precision = Literal["no", "bf16", "fp16"]
 """Of the network while it samples, accelerate's names; its weights, and all that is around it, stay as they are."""
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}

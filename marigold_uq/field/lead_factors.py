@@ -16,6 +16,9 @@ from marigold_uq.calibration import Calibration, choose_kappa
 from marigold_uq.metrics import crps
 from marigold_uq.pipelines.field.output import blend
 
+__all__ = ["LEAST_DAMPING", "Factors", "best_blends", "best_dampings", "best_kappas", "smooth"]
+
+
 SMOOTHED = 2
 """Lead times on each side that a kappa or a damping is averaged with."""
 LEAST_DAMPING = 0.02

@@ -14,6 +14,8 @@ from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
 from marigold_uq.training.loop import Trainer, TrainingResult, make_accelerator
 
+__all__ = ["new_pipeline", "new_scheduler", "train_field"]
+
 
 def train_field(config: FieldTrainConfig, config_text: str = "") -> TrainingResult:
     """Build the data and the pipeline, train, save a pipeline folder, and push it where asked for."""

@@ -26,6 +26,9 @@ from marigold_uq.metrics import (
 from marigold_uq.models.field_grid import DAY
 from marigold_uq.pipelines.field.output import scaled_interval
 
+__all__ = ["accumulate_scores", "as_json", "independent_groups", "power_spectrum", "score_forecasts", "spread_windows"]
+
+
 Select = Callable[[Tensor], Tensor]
 GROUP_DAYS = 10
 """Windows of a weather record that start in different stretches of this length count as independent; a rough rule."""

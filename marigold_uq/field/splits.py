@@ -9,6 +9,8 @@ from typing import NamedTuple
 from marigold_uq.field.config import FieldData, FieldTrainConfig, PdeData, WeatherData
 from marigold_uq.field.data import FieldSequences, RandomTransitions, Transitions, open_weather, read_trajectories
 
+__all__ = ["FieldSplit", "open_split", "target_hours", "training_samples"]
+
 
 class FieldSplit(NamedTuple):
     """Parts that share nothing."""

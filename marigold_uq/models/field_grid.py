@@ -8,6 +8,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+__all__ = [
+    "DAY",
+    "GRID_TOLERANCE",
+    "NUM_WAVES",
+    "YEAR",
+    "FieldDataError",
+    "FieldStatistics",
+    "Floats",
+    "harmonic_basis",
+    "num_waves",
+    "require_grid",
+    "require_statistics",
+]
+
+
 Floats = NDArray[np.float64]
 
 DAY, YEAR = 86_400.0, 365.2425 * 86_400.0

@@ -13,6 +13,9 @@ from marigold_uq.models.unet_2d import UNet2d
 from marigold_uq.models.widen import widen
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
 
+__all__ = ["build_network", "raw_output"]
+
+
 NETWORKS = {1: UNet1d, 2: UNet2d}
 
 

@@ -15,6 +15,9 @@ from diffusers.models.modeling_utils import ModelMixin
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+__all__ = ["FieldUNet", "double", "halve", "pad_axes"]
+
+
 CONVOLUTIONS: dict[int, type[nn.Conv1d] | type[nn.Conv2d]] = {1: nn.Conv1d, 2: nn.Conv2d}
 RESIDUAL_SCALE = math.sqrt(0.5)  # the sum of two independent terms keeps its variance
 INITIAL_BRANCH = 1e-5  # residual branches start almost closed, but with a gradient

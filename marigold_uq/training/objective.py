@@ -10,7 +10,7 @@ import torch
 from accelerate.utils import gather
 from torch import Tensor
 
-from marigold_uq.denoising import Denoiser, predict_noise
+from marigold_uq.denoising import Denoiser, predict_output
 from marigold_uq.distributions import NoiseDistribution
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
 from marigold_uq.scores import SCORES, RunningResidualScale, sample_scores
@@ -121,7 +121,7 @@ class Objective:
         timesteps = timesteps.to(x_0.device)
         x_t = scheduler.add_noise(x_0, noise, timesteps)
         target = scheduler.training_target(x_0, noise, timesteps)
-        law = predict_noise(denoiser, scheduler, x_t, timesteps, num_draws=config.num_draws, generator=generators)
+        law = predict_output(denoiser, scheduler, x_t, timesteps, num_draws=config.num_draws, generator=generators)
         return law, target, timesteps
 
     def _scores(

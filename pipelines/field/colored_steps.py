@@ -10,6 +10,8 @@ from marigold_uq.randomness import Generators, randn
 from marigold_uq.sampling import ReverseStep
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
 
+__all__ = ["ColoredSteps"]
+
 
 class ColoredSteps:
     """Observer and callback of `reverse_diffusion` that redraws each step with coloured noise.

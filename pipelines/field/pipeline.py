@@ -29,6 +29,9 @@ from marigold_uq.sampling import StepObserver, initial_noise, reverse_diffusion
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
 from marigold_uq.uncertainty import TrajectoryUncertainty
 
+__all__ = ["FieldForecastPipeline"]
+
+
 DEFAULT_ENSEMBLE_SIZE = 20
 
 

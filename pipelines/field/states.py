@@ -14,6 +14,9 @@ from torch import Tensor
 from marigold_uq.models.field_encoder import FieldEncoder
 from marigold_uq.models.field_grid import GRID_TOLERANCE, FieldDataError, Floats, require_grid
 
+__all__ = ["FULL_CIRCLE", "RENAMED", "InitialStates", "as_seconds", "find_variable", "read_states", "xarray_module"]
+
+
 FULL_CIRCLE = 360.0
 RENAMED = {"lat": "latitude", "lon": "longitude", "pressure_level": "level"}
 

@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from torch import Tensor, nn
 
 from marigold_uq import DistributionalDDIMScheduler, MarigoldUQDepthPipeline
 from marigold_uq.commands.runner import Invocation, run_command
-from marigold_uq.denoising import predict_noise
+from marigold_uq.denoising import predict_output
 from marigold_uq.models.prompt_embedding import PromptEmbedding
 from marigold_uq.models.widen import narrow, widen
 from marigold_uq.pipelines.depth.latents import ChainResult, merge_chains
@@ -103,7 +104,7 @@ def photograph(size: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     layers = [torch.rand(1, 3, n, n, generator=generator) for n in (3, 9, 27)]
     smooth = [nn.functional.interpolate(layer, (size, size), mode="bilinear") for layer in layers]
-    return (sum(smooth) / len(smooth))[0]
+    return torch.stack(smooth).mean(0)[0]
 
 
 # ------------------------------------------------------------------------------------------------ seconds and memory
@@ -328,11 +329,11 @@ def full_size_table(cells: int) -> None:
     for family, sizes in FAMILY_OPTIONS.items():
         scheduler = DistributionalDDIMScheduler(noise_family=family, eta=1.0, **sizes, **SCHEDULE)
         scheduler.set_timesteps(1)
-        _, widening = timed(lambda family=family, sizes=sizes: widen(unet, family, **sizes))
-        x_prev, step = timed(lambda scheduler=scheduler: one_step(unet, scheduler, cells))
+        _, widening = timed(partial(widen, unet, family, **sizes))
+        x_prev, step = timed(partial(one_step, unet, scheduler, cells))
         with tempfile.TemporaryDirectory() as folder:
-            _, saving = timed(lambda folder=folder: unet.save_pretrained(folder))
-            loaded, loading = timed(lambda folder=folder: UNet2DConditionModel.from_pretrained(folder).eval())
+            _, saving = timed(partial(unet.save_pretrained, folder))
+            loaded, loading = timed(partial(UNet2DConditionModel.from_pretrained, folder))
             difference = float((one_step(loaded, scheduler, cells) - x_prev).abs().max())
             del loaded
         channels = unet.config.out_channels
@@ -349,14 +350,14 @@ def one_step(unet: UNet2DConditionModel, scheduler: DistributionalDDIMScheduler,
     generator = torch.Generator().manual_seed(1)
     condition, x_t = torch.randn(2, 1, 4, cells, cells, generator=generator)
     text, t = torch.zeros(1, 2, 1024), scheduler.timesteps[0]
-    law = predict_noise(
+    law = predict_output(
         lambda x, timestep: unet(torch.cat([condition, x], 1), timestep, text).sample,
         scheduler,
         x_t,
         t,
         generator=generator,
     )
-    return scheduler.step(law, t, x_t, generator=generator).prev_sample
+    return scheduler.step(law, t, x_t, generator=generator, return_dict=False)[0]
 
 
 def run(options: BenchmarkOptions, invocation: Invocation) -> int:

@@ -19,9 +19,8 @@ from marigold_uq.field.config import (
     read_config,
 )
 from marigold_uq.field.data import Trajectories, Transitions, write_trajectories
-from marigold_uq.field.plateau import Plateau
 from marigold_uq.field.run import new_pipeline, train_field
-from marigold_uq.field.task import FieldTask
+from marigold_uq.field.task import FieldTask, Plateau
 from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.training.config import OptimizerConfig, TrainingConfig
 from marigold_uq.training.loop import Trainer

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from marigold_uq.denoising import predict_noise
+from marigold_uq.denoising import predict_output
 from marigold_uq.models.unet_1d import UNet1d
 from marigold_uq.models.unet_2d import UNet2d
 from marigold_uq.models.unet_blocks import double, halve, pad_axes
@@ -201,7 +201,7 @@ def test_widening_keeps_the_mean_and_narrowing_undoes_it(family: str, options: d
 
 
 def test_the_network_is_a_denoiser_for_the_reverse_loop() -> None:
-    """A Gaussian law through predict_noise and a whole reverse loop; the condition is bound outside."""
+    """A Gaussian law through predict_output and a whole reverse loop; the condition is bound outside."""
     network = build(UNet1d, out_channels=2).float()
     scheduler = DistributionalDDIMScheduler(
         num_train_timesteps=50, beta_start=0.001, beta_end=0.2, noise_family="gaussian", eta=1.0
@@ -213,7 +213,7 @@ def test_the_network_is_a_denoiser_for_the_reverse_loop() -> None:
     def denoiser(x_t: Tensor, timestep: Tensor | int) -> Tensor:
         return run(network, torch.cat([x_t, condition], 1), timestep)
 
-    law = predict_noise(denoiser, scheduler, x, 49)
+    law = predict_output(denoiser, scheduler, x, 49)
     assert law.mean.shape == x.shape
     assert (law.variance > 0).all()
     for t in scheduler.timesteps:

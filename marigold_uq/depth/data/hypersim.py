@@ -1,8 +1,6 @@
 """Hypersim's HDF5 frames to the prepared form: tone-mapped 8-bit colour and planar depth in millimetres."""
 
 import csv
-import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from marigold_uq.depth.data.sample import DepthDataError
+from marigold_uq.files import atomic_path, make_folder
 
 FOCAL, FOCAL_WIDTH = 886.81, 1024  # pixels, for frames 1024 pixels wide
 _GAMMA = 1 / 2.2
@@ -137,13 +136,6 @@ def _read_hdf5(path: Path) -> NDArray[np.generic]:
 
 
 def _write_png(path: Path, pixels: NDArray[np.generic]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            Image.fromarray(pixels).save(file, format="PNG")
-        os.chmod(temporary, 0o644)  # mkstemp makes it private
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    make_folder(path.parent)
+    with atomic_path(path, overwrite=True) as temporary:
+        Image.fromarray(pixels).save(temporary, format="PNG")

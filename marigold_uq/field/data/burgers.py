@@ -15,6 +15,9 @@ from torch import Tensor
 from marigold_uq.field.data.equation import PeriodicEquation
 from marigold_uq.models.field_grid import Floats
 
+__all__ = ["Burgers"]
+
+
 WAVE_NUMBERS = np.arange(1, 5)
 NUM_PICKS = 2
 WINDOW_WIDTH = 0.01

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from marigold_uq.models.field_grid import FieldDataError, Floats
 
+__all__ = ["PeriodicEquation", "trajectory_generator"]
+
 
 def trajectory_generator(seed: int, index: int) -> np.random.Generator:
     """The stream of trajectory `index` of `seed`: the same whatever else is generated, and in whatever batches."""

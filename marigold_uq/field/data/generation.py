@@ -16,6 +16,9 @@ from marigold_uq.field.data.equation import PeriodicEquation
 from marigold_uq.field.data.storage import h5py_module, write_trajectories
 from marigold_uq.models.field_grid import FieldDataError
 
+__all__ = ["generate", "parts_folder"]
+
+
 PLAN = "plan.json"
 FORMAT_VERSION = 1
 

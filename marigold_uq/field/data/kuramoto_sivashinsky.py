@@ -17,6 +17,9 @@ from torch import Tensor
 from marigold_uq.field.data.equation import PeriodicEquation
 from marigold_uq.models.field_grid import Floats
 
+__all__ = ["KuramotoSivashinsky"]
+
+
 CONTOUR_POINTS = 32
 
 

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from marigold_uq.models.field_grid import Floats
 
+__all__ = ["FieldSequences", "blocks"]
+
 
 class FieldSequences(Protocol):
     """Sequences of states (C, *space) of named variables on one grid; trajectories, or stretches of a weather record.

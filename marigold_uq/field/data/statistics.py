@@ -6,6 +6,8 @@ from torch import Tensor
 from marigold_uq.field.data.sequences import FieldSequences, blocks
 from marigold_uq.models.field_grid import FieldDataError, FieldStatistics
 
+__all__ = ["statistics_of"]
+
 
 def statistics_of(train: FieldSequences) -> dict[str, FieldStatistics]:
     """Statistics of every variable over all points, times and sequences of the *training* part, by its name.

@@ -19,6 +19,9 @@ from numpy.typing import NDArray
 from marigold_uq.field.data.trajectories import Trajectories
 from marigold_uq.models.field_grid import FieldDataError, Floats
 
+__all__ = ["PAPER_POINTS", "PAPER_STATES", "h5py_module", "read_trajectories", "write_trajectories"]
+
+
 TENSOR, POINTS, TIMES, METADATA = "tensor", "x-coordinate", "t-coordinate", "metadata"
 READ_AT_ONCE = 64  # trajectories; a whole PDEBench file has 8 GB
 PAPER_STATES, PAPER_POINTS = slice(0, 104, 2), slice(None, None, 4)

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from marigold_uq.models.field_grid import GRID_TOLERANCE, FieldDataError, Floats
 
+__all__ = ["Split", "Trajectories"]
+
 
 @dataclass(frozen=True)
 class Trajectories:

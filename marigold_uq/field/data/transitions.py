@@ -12,6 +12,9 @@ from marigold_uq.field.data.sequences import FieldSequences
 from marigold_uq.models.field_grid import FieldDataError
 from marigold_uq.randomness import member_seed
 
+__all__ = ["RandomTransitions", "Transitions"]
+
+
 ORDER_STREAM, TIME_STREAM = 1, 2
 HOUR = 3600
 

@@ -12,6 +12,9 @@ from torch import Tensor
 from marigold_uq.models.field_grid import FieldDataError, Floats
 from marigold_uq.pipelines.field.states import FULL_CIRCLE, RENAMED, find_variable, xarray_module
 
+__all__ = ["AXES", "WEATHERBENCH2", "WeatherSequences", "_region", "latitude_weights", "open_weather"]
+
+
 AXES = ("latitude", "longitude")
 TUTORIAL = "air_temperature"
 """Also the name under which `xarray.tutorial` downloads the small record."""

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from marigold_uq.commands.runner import Invocation, run_command
-from marigold_uq.denoising import predict_noise
+from marigold_uq.denoising import predict_output
 from marigold_uq.depth.data.shards import LatentShards, write_shard
 from marigold_uq.files import atomic_folder, make_folder
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
@@ -56,7 +56,7 @@ def error_covariance(pipeline: MarigoldUQDepthPipeline, latents: LatentShards, n
         )
         noise = torch.randn(depth.shape, generator=generator)
         timesteps = torch.full((len(depth),), scheduler.config.num_train_timesteps - 1)
-        law = predict_noise(
+        law = predict_output(
             pipeline.denoiser(image), scheduler, scheduler.add_noise(depth, noise, timesteps), timesteps
         )
         error = valid * (scheduler.training_target(depth, noise, timesteps) - law.mean)

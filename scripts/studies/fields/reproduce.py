@@ -40,6 +40,9 @@ from scripts.studies.fields.report import (
 )
 from scripts.studies.fields.study import VARIANTS, ModelRun, StudyTask, score_baseline
 
+__all__ = ["FAMILIES", "Options", "build_tasks", "existing_runs", "main", "make_models", "plan"]
+
+
 CONFIGS = Path(__file__).parents[3] / "configs" / "field"
 FAMILIES = ["point", "gaussian", "mixture", "low_rank_kernel", "low_rank_projected", "sample"]
 OTHERS = ["gaussian_log", "one_pass", "point_uniform", "gaussian_uniform", "mixture_uniform"]

@@ -21,6 +21,9 @@ from marigold_uq.field.splits import open_split, target_hours
 from marigold_uq.files import fingerprint, require_same
 from marigold_uq.results import write_json
 
+__all__ = ["VARIANTS", "ModelRun", "StudyTask", "score_baseline"]
+
+
 FAMILY = "--model.noise_family"
 UNIFORM = ["--objective.uniform_timesteps", "true", "--model.default_denoising_steps", "10"]
 LONG = ["--training.max_steps", "3000", "--training.optimizer.decay_steps", "3000"]

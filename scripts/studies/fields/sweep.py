@@ -18,6 +18,9 @@ from marigold_uq.files import atomic_path
 from scripts.studies.fields.report import collect, study_table
 from scripts.studies.fields.study import ModelRun, StudyTask
 
+__all__ = ["main", "plan"]
+
+
 CONFIGS = Path(__file__).parents[3] / "configs" / "field"
 SCORES = {"num_one_step": 48, "figures": False}
 REFERENCES = ("components: K = 1",)

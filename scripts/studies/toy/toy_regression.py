@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from marigold_uq.commands.runner import Invocation, run_command
-from marigold_uq.denoising import Denoiser, predict_noise
+from marigold_uq.denoising import Denoiser, predict_output
 from marigold_uq.distributions import MixtureDistribution, NoiseDistribution
 from marigold_uq.distributions.base import MIN_SCALE
 from marigold_uq.files import make_folder
@@ -118,7 +118,7 @@ def make_linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Lin
 
 
 def condition_on(network: ToyNetwork, x: Tensor) -> Denoiser:
-    """Bind the condition: what predict_noise and reverse_diffusion call."""
+    """Bind the condition: what predict_output and reverse_diffusion call."""
     return lambda x_t, timestep: network(x_t, timestep, x)
 
 
@@ -166,7 +166,7 @@ class FittedFamily:
     def noise_law(self, x: Tensor, x_t: Tensor, timestep: int, generator: torch.Generator) -> NoiseDistribution:
         """p(eps | x_t): the head speaks of v, and eps = sqrt(abar) v + sqrt(1 - abar) x_t."""
         with torch.no_grad():
-            law = predict_noise(self.denoiser(x), self.scheduler, x_t, timestep, generator=generator)
+            law = predict_output(self.denoiser(x), self.scheduler, x_t, timestep, generator=generator)
         abar = self.scheduler.alpha_bar(timestep)
         return law.affine(math.sqrt(abar), math.sqrt(1 - abar) * x_t)
 
@@ -192,7 +192,7 @@ def fit(
         timesteps = torch.randint(TRAIN_TIMESTEPS, (batch_size,), generator=generator)
         x_t = scheduler.add_noise(original, noise, timesteps)
         denoiser = condition_on(network, x[rows])
-        law = predict_noise(denoiser, scheduler, x_t, timesteps, num_draws=4, generator=generator)
+        law = predict_output(denoiser, scheduler, x_t, timesteps, num_draws=4, generator=generator)
         loss = mean_score(law, scheduler.training_target(original, noise, timesteps))
         optimizer.zero_grad()
         loss.backward()
