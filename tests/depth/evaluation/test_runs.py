@@ -241,3 +241,15 @@ def test_the_published_configs_are_valid():
     for path in sorted((REPOSITORY / "configs" / "depth").glob("eval_*.yaml")):
         options = parse_options(DepthEvaluation, f"--config={path}")
         assert options.data.name in ("nyu", "kitti_eigen", "eth3d", "scannet", "diode"), path
+
+
+def test_procedural_scenes_are_a_data_set_like_the_others(options, tmp_path):
+    data = DataOptions("procedural", options={"length": 2, "height": 24, "width": 32, "split": "test"})
+    result = evaluate_depth(options(predictor="ramp", data=data, score=ScoreOptions(metrics=("depth",))))
+    assert [record.name for record in result.records] == ["test_0_0000000", "test_0_0000001"]
+    for wrong, message in (
+        ({"root": "somewhere"}, "rendered, not read"),
+        ({"filenames": "list.txt"}, "no filename list"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            build_dataset("procedural", **wrong)
