@@ -61,7 +61,7 @@ class DepthCalibration:
     model: str
     output: Path
     data: DataOptions = field(default_factory=DataOptions)
-    modes: tuple[Mode, ...] = ("ensemble", "trajectory")
+    modes: list[Mode] = field(default_factory=lambda: ["ensemble", "trajectory"])
     ensemble_size: int = 10
     num_inference_steps: int | None = None
     processing_resolution: int | None = None

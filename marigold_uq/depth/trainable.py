@@ -34,7 +34,7 @@ def choose_trainable(
 
 def _train_head(pipeline: MarigoldUQDepthPipeline) -> None:
     config = pipeline.scheduler.config
-    blocks = pipeline.scheduler.family.initial_blocks(config.num_components, config.rank, 1.0)
+    blocks = pipeline.scheduler.family.initial_blocks(pipeline.scheduler.head_options, 1.0)
     free = torch.tensor([not block.moves_mean for block in blocks])
     if not bool(free.any()):
         raise ValueError(f"family {config.noise_family!r} has no output channels besides its mean: nothing to learn")

@@ -1,7 +1,8 @@
 """Calibrate a forecast model on validation windows never seen in training, in four stages.
 
-1. `choose_settings`: rollouts from the same windows with the same random numbers, for several numbers of steps, then
-   for several tau with the best of them. Settings are compared by the fair CRPS after the best kappa of each lead time.
+1. `choose_settings`: rollouts from the same windows with the same random numbers. They compare numbers of steps, white
+   and (family `gaussian`) coloured noise, and then several tau for the best of them, by the fair CRPS after the best
+   kappa of each lead time.
    Each lead time counts in units of the first setting's CRPS, so that late ones, whose errors are larger, do not decide
    alone. One step ahead would not do: the CRPS sees each point by itself. Whether samples are as smooth as the truth
    shows only once they are fed back.
@@ -35,15 +36,17 @@ from marigold_uq.calibration import (
     residual_ratio,
     stack_grids,
 )
+from marigold_uq.distributions import GaussianDistribution
 from marigold_uq.field.config import read_config
 from marigold_uq.field.data import FieldSequences, Transitions
-from marigold_uq.field.encoding import fit_season, require_data
+from marigold_uq.field.encoding import fit_color, fit_season, require_data
 from marigold_uq.field.forecasters import PipelineForecaster, Precision, load_quietly
 from marigold_uq.field.lead_factors import Factors, best_blends, best_dampings, best_kappas, smooth
 from marigold_uq.field.scores import independent_groups, spread_windows
 from marigold_uq.field.splits import open_split, target_hours
 from marigold_uq.files import atomic_folder, fingerprint
 from marigold_uq.metrics import crps
+from marigold_uq.models.noise_color import NoiseColor
 from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.pipelines.field.output import damp, stretch
 from marigold_uq.results import write_json
@@ -53,6 +56,8 @@ __all__ = ["CalibrationOptions", "Candidate", "calibrate_field", "calibrate_run"
 LARGEST = 1e18
 """Samples beyond it, whose squares single precision does not hold, have diverged."""
 TAU_BOUNDS = (0.02, 4.0)
+COLOR_WINDOWS = 4
+"""Windows behind the colour for each that scores it."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,8 @@ class CalibrationOptions:
     Args:
         steps: Numbers of denoising steps to compare, beside those that the model takes by default.
         tau_evaluations: Rollouts that the search for tau may take, at least 4; 0 leaves tau at 1.
-        num_windows: Validation windows behind the choice of steps and tau.
+        color: Also try coloured noise, for family "gaussian".
+        num_windows: Validation windows behind the choice of steps, colour and tau.
         fit_windows: Validation windows behind the stored kappas and dampings, which need more: with too few their noise
             is larger than what they correct.
         interval_windows: Validation windows behind the intervals, which no choice has seen; 0 leaves intervals out. The
@@ -77,6 +83,7 @@ class CalibrationOptions:
 
     steps: list[int] = field(default_factory=lambda: [1, 2, 5])
     tau_evaluations: int = 6
+    color: bool = True
     num_windows: int = 24
     fit_windows: int = 64
     interval_windows: int = 128
@@ -105,12 +112,14 @@ class Candidate:
     Args:
         steps: Denoising steps.
         tau: Of the scheduler.
+        colored: Whether the noise has the spectrum of the residual.
         score_alone: Without kappas; infinite where the rollout diverged.
         score: With the best kappa (and damping) of each lead time.
     """
 
     steps: int
     tau: float
+    colored: bool = False
     score_alone: float = math.inf
     score: float = math.inf
 
@@ -178,7 +187,11 @@ def calibrate_field(
     leads = options.num_leads if list(config.targets) == list(config.variables) else 1
     windows = Transitions(validation, num_history=config.num_history, num_leads=leads, target_hours=target_hours)
     allotted = allot_windows(options.num_windows, options.fit_windows, options.interval_windows, len(windows))
-    best, candidates = choose_settings(pipeline, open_rollouts(pipeline, windows, allotted.scored), options, verbose)
+    wanted = options.color and pipeline.scheduler.family is GaussianDistribution
+    color = fit_color(pipeline, windows, allotted.color, options.seed) if wanted else None
+    scored = open_rollouts(pipeline, windows, allotted.scored)
+    best, candidates = choose_settings(pipeline, scored, options, color, verbose)
+    pipeline.register_modules(noise_color=color if best.colored else None)
     chosen = Calibration(
         tau=best.tau,
         num_inference_steps=best.steps,
@@ -200,22 +213,28 @@ def calibrate_field(
 
 
 def choose_settings(
-    pipeline: FieldForecastPipeline, rollouts: Rollouts, options: CalibrationOptions, verbose: bool = False
+    pipeline: FieldForecastPipeline,
+    rollouts: Rollouts,
+    options: CalibrationOptions,
+    color: NoiseColor | None = None,
+    verbose: bool = False,
 ) -> tuple[Candidate, list[Candidate]]:
-    """The best number of steps at tau = 1, then the best tau for it; and everything that was compared."""
+    """The best number of steps and noise at tau = 1, then the best tau for them; and everything that was compared."""
     own = pipeline.config.default_denoising_steps
     last = pipeline.scheduler.config.num_train_timesteps
     steps = sorted({min(number, last) for number in (*options.steps, own or last)})
     candidates: list[Candidate] = []
-    with tqdm(total=len(steps) + options.tau_evaluations, desc="settings", disable=not verbose) as bar:
-        compare = _Comparison(pipeline, rollouts, options, candidates, bar)
+    noises = [False] if color is None else [False, True]
+    with tqdm(total=len(steps) * len(noises) + options.tau_evaluations, desc="settings", disable=not verbose) as bar:
+        compare = _Comparison(pipeline, rollouts, options, candidates, color, bar)
         for number in steps:
-            compare(number, 1.0)
+            for colored in noises:
+                compare(number, 1.0, colored)
         best = min(candidates, key=lambda one: one.score)
         if math.isinf(best.score):
             raise FloatingPointError(f"none of {len(candidates)} settings rolls out to finite states: train more")
-        if options.tau_evaluations and not compare.ignores_tau(best.steps):
-            compare.search_tau(best.steps)
+        if options.tau_evaluations and not compare.ignores_tau(best):
+            compare.search_tau(best)
     return min(candidates, key=lambda one: one.score), candidates
 
 
@@ -228,19 +247,21 @@ class _Comparison:
         rollouts: Rollouts,
         options: CalibrationOptions,
         candidates: list[Candidate],
+        color: NoiseColor | None,
         bar: Any,
     ) -> None:
+        self.color = color
         self.pipeline, self.rollouts, self.options, self.candidates, self.bar = (
             pipeline, rollouts, options, candidates, bar,
         )  # fmt: skip
         self.unit: Tensor | None = None  # (L,): the CRPS of the first candidate that stays finite
         self.samples = lru_cache(maxsize=4)(self._samples)  # the search for tau asks for tau = 1 again
 
-    def __call__(self, steps: int, tau: float) -> Tensor:
+    def __call__(self, steps: int, tau: float, colored: bool = False) -> Tensor:
         """Samples with the best kappas, (M, B, L, C, *space); the setting becomes a candidate."""
-        samples, target = self.samples(steps, tau), self.rollouts.target
+        samples, target = self.samples(steps, tau, colored), self.rollouts.target
         if _has_diverged(samples):
-            self.candidates.append(Candidate(steps, tau))
+            self.candidates.append(Candidate(steps, tau, colored))
             return torch.full_like(samples, math.sqrt(LARGEST))
         alone = _lead_means(crps(samples, target))
         if self.unit is None:
@@ -251,19 +272,20 @@ class _Comparison:
         samples = stretch(samples, best_kappas(samples, target))
         after = _lead_means(crps(samples, target))
         scores = [float((lead_scores / self.unit).mean()) for lead_scores in (alone, after)]
-        self.candidates.append(Candidate(steps, tau, *scores))
+        self.candidates.append(Candidate(steps, tau, colored, *scores))
         return samples
 
-    def ignores_tau(self, steps: int) -> bool:
+    def ignores_tau(self, best: Candidate) -> bool:
         """Whether there is nothing for tau to multiply: one step of a family without a spread."""
-        return torch.equal(self.samples(steps, 1.0), self.samples(steps, TAU_BOUNDS[0]))
+        one, other = (self.samples(best.steps, tau, best.colored) for tau in (1.0, TAU_BOUNDS[0]))
+        return torch.equal(one, other)
 
-    def search_tau(self, steps: int) -> None:
+    def search_tau(self, best: Candidate) -> None:
         """Brent's search; every tau it asks for becomes a candidate."""
         assert self.unit is not None
         unit = self.unit.reshape(-1, *[1] * (self.rollouts.target.ndim - 2)).to(self.rollouts.target)
         choose_tau(
-            lambda tau: self(steps, tau),
+            lambda tau: self(best.steps, tau, best.colored),
             self.rollouts.target,
             score=lambda samples, target: crps(samples, target) / unit,
             bounds=TAU_BOUNDS,
@@ -271,7 +293,8 @@ class _Comparison:
             tolerance=0.1,
         )
 
-    def _samples(self, steps: int, tau: float) -> Tensor:
+    def _samples(self, steps: int, tau: float, colored: bool) -> Tensor:
+        self.pipeline.register_modules(noise_color=self.color if colored else None)
         _keep(self.pipeline, Factors(Calibration(tau=tau)))
         self.bar.update()
         return draw_samples(self.pipeline, self.rollouts, self.options, steps, self.options.choice_size)
@@ -365,28 +388,35 @@ def _lead_means(scores: Tensor) -> Tensor:
 
 
 class Windows(NamedTuple):
-    """Numbers of the windows that score settings, fit kappas, and calibrate intervals."""
+    """Numbers of the windows that score settings, fit kappas, give the colour, and calibrate intervals."""
 
     scored: list[int]
     fitted: list[int]
+    color: list[int]
     intervals: list[int]
 
 
 def allot_windows(num_scored: int, num_fitted: int, num_intervals: int, available: int) -> Windows:
-    """The data in 2 `num_scored` stretches: every other one scores and fits, those between calibrate intervals."""
+    """The data in 2 `num_scored` stretches: every other one scores and fits.
+
+    Of those between, every fourth gives the colour and the others calibrate intervals, so each part has its own.
+    """
     stretches = 2 * max(1, min(num_scored, available // 2))
     starts = [place * available // stretches for place in range(stretches)]  # those of `spread_windows`
 
-    def among(wanted: int, parity: int) -> list[int]:
-        """About `wanted` windows, evenly, of every other stretch."""
-        return [i for i in spread_windows(2 * wanted, available) if (bisect_right(starts, i) - 1) % 2 == parity]
+    def among(wanted: int, kinds: set[int]) -> list[int]:
+        """About `wanted` windows, evenly, of the stretches whose number modulo 8 is one of `kinds`."""
+        places = spread_windows(round(8 / len(kinds) * wanted), available)
+        return [i for i in places if (bisect_right(starts, i) - 1) % 8 in kinds]
 
     scored = spread_windows(stretches, available)[::2]
-    return Windows(scored, among(max(num_fitted, num_scored), 0), among(num_intervals, 1) if num_intervals else [])
+    fitted = among(max(num_fitted, num_scored), {0, 2, 4, 6})
+    color = among(COLOR_WINDOWS * num_scored, {7} if stretches >= 8 else {1, 3, 5})
+    return Windows(scored, fitted, color, among(num_intervals, {1, 3, 5}) if stretches >= 8 and num_intervals else [])
 
 
 def untouched_windows(windows: Transitions, allotted: Windows) -> list[int]:
     """The windows for intervals without those of a trajectory (or ten days of a record) that took part in a choice."""
-    touched = set(independent_groups(windows, [*allotted.scored, *allotted.fitted]))
+    touched = set(independent_groups(windows, [*allotted.scored, *allotted.fitted, *allotted.color]))
     own = independent_groups(windows, allotted.intervals)
     return [i for i, group in zip(allotted.intervals, own, strict=True) if group not in touched]

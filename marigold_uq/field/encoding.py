@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import default_collate
 
-from marigold_uq.field.data import FieldSequences, statistics_of
+from marigold_uq.denoising import predict_noise
+from marigold_uq.field.data import FieldSequences, Transitions, statistics_of
 from marigold_uq.models.field_encoder import FieldEncoder
-from marigold_uq.models.field_grid import DAY, NUM_WAVES, FieldDataError, harmonic_basis, num_waves, require_grid
+from marigold_uq.models.field_grid import DAY, NUM_WAVES, FieldDataError, harmonic_basis, require_grid
+from marigold_uq.models.noise_color import NoiseColor
 from marigold_uq.models.season import Season
+from marigold_uq.pipelines.field import FieldForecastPipeline
 
-__all__ = ["choose_num_annual", "fit_encoder", "fit_harmonics", "fit_season", "require_data"]
+__all__ = ["amplitudes", "fit_color", "fit_encoder", "fit_harmonics", "fit_season", "require_data"]
 
 DAILY_WAVES = (0, 3, 4)
 """The mean, and sine and cosine of the day."""
 WHOLE_YEAR = 365 * DAY
 BLOCK = 256
-LEFT_OUT, GAP = 12 * DAY, 3 * DAY
-"""Stretches that are predicted from the rest of the record, and what is also left out on each side of them."""
 
 Quantity = Callable[[Tensor, Tensor], Tensor]
 """Something made of states (n, C, *space) at times (n,), of the same form."""
@@ -65,16 +68,15 @@ def fit_encoder(
 def _time_means(train: FieldSequences) -> dict[str, Tensor]:
     """Mean over all states of each variable, (*space)."""
     total, count = torch.zeros(()), 0
-    for states, _ in _blocks(train, None, BLOCK):
+    for states, _ in _blocks(train):
         total, count = total + states.sum(0), count + len(states)
     return {f"mean_{name}": field for name, field in zip(train.variables, total / count, strict=True)}
 
 
 def fit_season(encoder: FieldEncoder, train: FieldSequences) -> Season:
     """Mean and variance of the encoder's targets at each hour and time of the year, in the units of the data."""
-    num_annual = choose_num_annual(train, lambda states, _: encoder.select_targets(states))
-    found = Season(list(encoder.event_shape), num_annual)
-    found.mean_waves.copy_(fit_harmonics(train, lambda states, _: encoder.select_targets(states), num_annual))
+    found = Season(list(encoder.event_shape))
+    found.mean_waves.copy_(fit_harmonics(train, lambda states, _: encoder.select_targets(states)))
 
     def squares(states: Tensor, times: Tensor) -> Tensor:
         return (encoder.select_targets(states) - found.mean(times)).square()
@@ -83,43 +85,20 @@ def fit_season(encoder: FieldEncoder, train: FieldSequences) -> Season:
     return found
 
 
-def fit_harmonics(train: FieldSequences, of: Quantity | None = None, num_annual: int = 1) -> Tensor:
-    """Coefficients (C, num_waves, *space), float64, by least squares over all training states; one pass.
+def fit_harmonics(train: FieldSequences, of: Quantity | None = None) -> Tensor:
+    """Coefficients (C, NUM_WAVES, *space), float64, by least squares over all training states; one pass.
 
     The waves are fitted to the states, or to what `of` makes of them. Less than a year of data does not know the other
     seasons: the waves of the year then get the coefficient 0.
     """
-    gram, moment, shape = _totals(train, of, _known_waves(train, num_annual))
-    return _solve(gram, moment).reshape(-1, *shape).movedim(0, 1)
-
-
-def choose_num_annual(train: FieldSequences, of: Quantity | None = None, candidates: Sequence[int] = (1, 2, 3)) -> int:
-    """How many harmonics of the year predict stretches of the training part from the rest of it best.
-
-    Each variable counts in units of its own error with one harmonic. Where the record is shorter than a year: 1.
-    """
-    if not _has_whole_year(train):
-        return 1
-    length, gap = (max(1, round(span / train.time_step)) for span in (LEFT_OUT, GAP))
-    errors = []
-    for num_annual in candidates:
-        known = _known_waves(train, num_annual)
-        gram, moment, _ = _totals(train, of, known)
-        error = torch.zeros(())
-        for sequence in range(train.num_sequences):
-            times = torch.as_tensor(np.asarray(train.times(sequence)))
-            for start in range(0, len(times), length):
-                low, stop = max(0, start - gap), min(len(times), start + length)
-                high = min(len(times), stop + gap)
-                near = _quantity(train, sequence, low, high, of)
-                own_gram, own_moment, _ = _sums(near, times[low:high], known)
-                waves = known * harmonic_basis(times[start:stop], num_annual)
-                truth = near[start - low : stop - low]
-                fitted = (waves @ _solve(gram - own_gram, moment - own_moment)).reshape(truth.shape)
-                error = error + (truth - fitted).square().transpose(0, 1).flatten(1).sum(1)  # (C,)
-        errors.append(error)
-    scores = [float((error / errors[0].clamp(min=1e-300)).mean()) for error in errors]
-    return candidates[int(np.argmin(scores))]
+    known = _known_waves(train)
+    gram, moment = torch.zeros(()), torch.zeros(())
+    for values, times in _blocks(train, of):
+        waves = known * harmonic_basis(times)
+        gram, moment = gram + waves.T @ waves, moment + waves.T @ values.flatten(1)
+    # of waves that are left out, or that few states do not tell apart, the smallest solution is taken
+    solution = torch.linalg.pinv(gram, hermitian=True, rtol=1e-8) @ moment
+    return solution.reshape(-1, *values.shape[1:]).movedim(0, 1)
 
 
 def _has_whole_year(train: FieldSequences) -> bool:
@@ -129,47 +108,55 @@ def _has_whole_year(train: FieldSequences) -> bool:
     return max(last for _, last in ends) - min(first for first, _ in ends) + train.time_step >= WHOLE_YEAR
 
 
-def _known_waves(train: FieldSequences, num_annual: int) -> Tensor:
+def _known_waves(train: FieldSequences) -> Tensor:
     """1 for the waves that the record is long enough to know, 0 for the others."""
-    if _has_whole_year(train):
-        return torch.ones(num_waves(num_annual), dtype=torch.float64)
-    known = torch.zeros(num_waves(num_annual), dtype=torch.float64)
-    known[list(DAILY_WAVES)] = 1
+    known = torch.ones(NUM_WAVES, dtype=torch.float64)
+    if not _has_whole_year(train):
+        known[[wave for wave in range(NUM_WAVES) if wave not in DAILY_WAVES]] = 0
     return known
 
 
-def _quantity(train: FieldSequences, sequence: int, start: int, stop: int, of: Quantity | None) -> Tensor:
-    states = train.read(sequence, start, stop).double()  # (n, C, *space)
-    return states if of is None else of(states, torch.as_tensor(np.asarray(train.times(sequence)[start:stop])))
-
-
-def _blocks(train: FieldSequences, of: Quantity | None, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The quantity and its times, a block after the other."""
+def _blocks(train: FieldSequences, of: Quantity | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    """The states, or what `of` makes of them, and their times, a block after the other."""
     for sequence in range(train.num_sequences):
         times = torch.as_tensor(np.asarray(train.times(sequence)))
-        for start in range(0, len(times), size):
-            stop = min(len(times), start + size)
-            yield _quantity(train, sequence, start, stop, of), times[start:stop]
+        for start in range(0, len(times), BLOCK):
+            stop = min(len(times), start + BLOCK)
+            states = train.read(sequence, start, stop).double()  # (n, C, *space)
+            yield (states if of is None else of(states, times[start:stop])), times[start:stop]
 
 
-def _totals(train: FieldSequences, of: Quantity | None, known: Tensor) -> tuple[Tensor, Tensor, torch.Size]:
-    """`_sums` of the whole record."""
-    parts = (_sums(values, times, known) for values, times in _blocks(train, of, BLOCK))
-    gram, moment, shape = next(parts)
-    for more in parts:
-        gram, moment = gram + more[0], moment + more[1]
-    return gram, moment, shape
+@torch.no_grad()
+def fit_color(
+    pipeline: FieldForecastPipeline, windows: Transitions, indices: Sequence[int], seed: int = 1
+) -> NoiseColor:
+    """The spectrum of the standardised residual (o - mean) / std at every timestep, on held-out windows."""
+    encoder, scheduler = pipeline.encoder, pipeline.scheduler
+    batch = default_collate([windows[index] for index in indices])
+    history, future = (batch[name].to(pipeline.device) for name in ("history", "future"))
+    x_0 = encoder.encode_target(history[:, -1], future[:, 0])
+    denoiser = pipeline.denoiser(encoder.condition(history, batch["time"]))
+    color = NoiseColor(scheduler.config.num_train_timesteps, list(encoder.event_shape))
+    generator = torch.Generator().manual_seed(seed)
+    for timestep in range(scheduler.config.num_train_timesteps):
+        noise = torch.randn(x_0.shape, generator=generator).to(x_0)
+        timesteps = torch.full((len(x_0),), timestep, device=x_0.device)
+        law = predict_noise(denoiser, scheduler, scheduler.add_noise(x_0, noise, timesteps), timesteps)
+        residual = (scheduler.training_target(x_0, noise, timesteps) - law.mean) / law.stddev
+        color.amplitude[timestep] = amplitudes(residual.cpu())
+    return color.to(pipeline.device)
 
 
-def _sums(values: Tensor, times: Tensor, known: Tensor) -> tuple[Tensor, Tensor, torch.Size]:
-    """Gram matrix of the waves, their products with the values (waves, C space), and the shape of a value."""
-    waves = known * harmonic_basis(times, 1 + (len(known) - NUM_WAVES) // 2)
-    return waves.T @ waves, waves.T @ values.flatten(1), values.shape[1:]
-
-
-def _solve(gram: Tensor, moment: Tensor) -> Tensor:
-    """Of waves that are left out, or that few states do not tell apart, the smallest solution is taken."""
-    return torch.linalg.pinv(gram, hermitian=True, rtol=1e-8) @ moment
+def amplitudes(residual: Tensor) -> Tensor:
+    """Amplitude of each wave (C, *waves) of residuals (N, C, *space), such that noise of this colour has variance 1."""
+    axes = tuple(range(2, residual.ndim))
+    power = torch.fft.rfftn(residual, dim=axes).abs().square().mean(0)
+    twins = torch.full(power.shape[-1:], 2.0)  # rfftn keeps half of the waves: the others count through their twins
+    twins[0] = 1.0
+    if residual.shape[-1] % 2 == 0:
+        twins[-1] = 1.0
+    mean = (power * twins).sum(tuple(range(1, power.ndim)), keepdim=True) / math.prod(residual.shape[2:])
+    return (power / mean.clamp(min=torch.finfo(power.dtype).tiny)).sqrt()
 
 
 def require_data(encoder: FieldEncoder, data: FieldSequences) -> None:

@@ -4,7 +4,6 @@ A Gaussian head with independent coordinates draws white noise. Where the residu
 of the same marginal variance but with the residual's spectrum is nearer to the truth (METHOD: calibration).
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any, Self, TypeVar
 
@@ -36,20 +35,6 @@ class NoiseColor(ModelMixin, ConfigMixin):
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move to a device; amplitudes keep their dtype."""
         return move_only(self, *args, **kwargs)
-
-    @torch.no_grad()
-    def set_power(self, timestep: int, residual: Tensor) -> None:
-        """Take the spectrum of standardised residuals (N, C, *space) for one timestep."""
-        axes = tuple(range(2, residual.ndim))
-        power = torch.fft.rfftn(residual, dim=axes).abs().square().mean(0)  # (C, *waves)
-        # rfftn keeps half of the waves: the others count through their twins
-        twins = torch.full(power.shape[-1:], 2.0)
-        twins[0] = 1.0
-        if residual.shape[-1] % 2 == 0:
-            twins[-1] = 1.0
-        space = tuple(range(1, power.ndim))
-        mean = (power * twins).sum(space, keepdim=True) / math.prod(residual.shape[2:])
-        self.amplitude[timestep] = (power / mean.clamp(min=torch.finfo(power.dtype).tiny)).sqrt()
 
     def forward(self, white: Tensor, timestep: int) -> Tensor:
         """White noise (B, C, *space) with the spectrum of this timestep and its variance."""

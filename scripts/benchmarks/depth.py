@@ -1,7 +1,7 @@
 """What depth with uncertainty costs, beside diffusers' `MarigoldDepthPipeline` with the same weights.
 
     python scripts/benchmarks/depth.py                   # two tables, about 10 minutes on one thread
-    python scripts/benchmarks/depth.py --full_size true  # Stable Diffusion 2's U-Net in every family: 8 GB of memory
+    python scripts/benchmarks/depth.py --full_size       # Stable Diffusion 2's U-Net in every family: 8 GB of memory
 
 Weights are random: this measures time, memory and sampling error, not depth. Every method runs in a process of its own,
 turn by turn, so that peak memory is its own and a busy machine disturbs all alike; seconds are processor time on one

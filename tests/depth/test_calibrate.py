@@ -176,7 +176,7 @@ def test_the_command_knows_a_data_set_of_the_users(tmp_path: Path, monkeypatch, 
     model = save(tmp_path / "model")
     words = ["--model", str(model), "--data.name", "my_rooms", "--output", "out", "--ensemble_size", str(ENSEMBLE)]
     main = load_script("eval/calibrate_depth.py").main
-    assert main([*words, "--import", "my_module_of_rooms", "--modes", "[ensemble]"]) == 0
+    assert main([*words, "--import", "my_module_of_rooms", "--modes", "ensemble"]) == 0
     assert "ensemble: kappa" in capsys.readouterr().out
     assert main([*words, "--import", "my_module_of_rooms"]) == 2
     assert "out exists" in capsys.readouterr().err

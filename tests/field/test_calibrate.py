@@ -23,9 +23,11 @@ from marigold_uq.field.calibrate import (
     untouched_windows,
 )
 from marigold_uq.field.data import Trajectories, Transitions, WeatherSequences
+from marigold_uq.field.encoding import amplitudes
 from marigold_uq.field.forecasters import PipelineForecaster
 from marigold_uq.field.lead_factors import LEAST_DAMPING, Factors, best_dampings, smooth
 from marigold_uq.field.scores import score_forecasts
+from marigold_uq.models.noise_color import NoiseColor
 from marigold_uq.pipelines.field import FieldForecastPipeline
 
 
@@ -84,15 +86,16 @@ def test_calibration_finds_the_spread_that_was_lost() -> None:
     assert float(scores["spread_skill_ratio"].value[0]) == pytest.approx(1.0, abs=0.12)
 
 
-def test_every_number_of_steps_is_compared_and_tau_searched_for_the_winner() -> None:
+def test_every_number_of_steps_and_noise_is_compared_and_tau_searched_for_the_winner() -> None:
     pipeline = tiny_pipeline(data=process_data())
     pipeline.register_to_config(default_denoising_steps=2)
     options = CalibrationOptions(steps=[1, 3], num_windows=8, num_leads=2, tau_evaluations=4)
     found = calibrate_field(pipeline, process_data(), options)
-    settings = [(one["steps"], one["tau"]) for one in found["candidates"]]
-    assert settings[:3] == [(1, 1.0), (2, 1.0), (3, 1.0)]
-    assert len(settings) == 3 + 4
-    assert {steps for steps, _ in settings[3:]} == {found["best"]["steps"]}
+    settings = [(one["steps"], one["colored"], one["tau"]) for one in found["candidates"]]
+    assert settings[:6] == [(steps, colored, 1.0) for steps in (1, 2, 3) for colored in (False, True)]
+    assert len(settings) == 6 + 4
+    assert {setting[:2] for setting in settings[6:]} == {(found["best"]["steps"], found["best"]["colored"])}
+    assert (pipeline.noise_color is not None) == found["best"]["colored"]
     assert found["best"]["score"] == min(one["score"] for one in found["candidates"])
     assert found["candidates"][0]["score_alone"] == pytest.approx(1.0)  # the unit
     assert len(kappas(found)) == 2
@@ -104,7 +107,9 @@ def test_lead_times_count_alike_in_the_choice_whatever_their_errors() -> None:
     options = CalibrationOptions(steps=[1], num_leads=2, choice_size=4)
     rollouts = open_rollouts(pipeline, Transitions(data, num_leads=2), list(range(0, 60, 3)))
     candidates: list[Any] = []
-    compare = calibration._Comparison(pipeline, rollouts, options, candidates, SimpleNamespace(update=lambda: None))
+    compare = calibration._Comparison(
+        pipeline, rollouts, options, candidates, None, SimpleNamespace(update=lambda: None)
+    )
     compare(1, 1.0)
     assert compare.unit is not None
     whole = candidates[0].score_alone
@@ -125,7 +130,7 @@ def test_tau_is_not_searched_where_there_is_nothing_for_it_to_multiply() -> None
 def test_settings_whose_rollouts_leave_the_numbers_lose_and_if_all_do_it_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    options = CalibrationOptions(steps=[1, 2], num_windows=8, num_leads=2, tau_evaluations=0)
+    options = CalibrationOptions(steps=[1, 2], num_windows=8, num_leads=2, tau_evaluations=0, color=False)
     draw, broken, late = calibration.draw_samples, {1}, False
 
     def diverge(*arguments: Any) -> torch.Tensor:
@@ -146,6 +151,18 @@ def test_settings_whose_rollouts_leave_the_numbers_lose_and_if_all_do_it_is_an_e
     broken.add(2)
     with pytest.raises(FloatingPointError, match="none of 2 settings"):
         calibrate_field(pipeline, process_data(), options)
+
+
+@pytest.mark.parametrize("space", [(7,), (8,), (4, 6)])
+def test_noise_of_a_fitted_colour_has_variance_1_and_the_correlation_of_the_residual(space: tuple[int, ...]) -> None:
+    """Neighbours of the residual correlate by 2/3; 4000 draws know a correlation to .016."""
+    white = torch.randn(4000, 1, *space, generator=torch.Generator().manual_seed(0))
+    residual = (white + white.roll(1, -1) + white.roll(2, -1)) / math.sqrt(3)
+    color = NoiseColor(2, [1, *space])
+    color.amplitude[1] = amplitudes(3 * residual)  # its size does not matter
+    noise = color(torch.randn(4000, 1, *space, generator=torch.Generator().manual_seed(1)), 1)
+    assert float(noise.square().mean()) == pytest.approx(1, abs=0.05)
+    assert float((noise * noise.roll(1, -1)).mean()) == pytest.approx(2 / 3, abs=0.05)
 
 
 def test_damping_is_the_regression_of_truth_on_forecast_around_the_season() -> None:
@@ -199,19 +216,21 @@ def test_calibration_damps_a_model_that_trusts_states_without_memory() -> None:
     assert float(calibrated.uncertainty.square().mean().sqrt()) == pytest.approx(math.sqrt(season), rel=0.25)
 
 
-def test_choice_and_intervals_have_windows_of_their_own() -> None:
+def test_choice_colour_and_intervals_have_windows_of_their_own() -> None:
     for count, available in ((16, 345), (3, 16), (60, 160), (16, 20_000)):
         windows = allot_windows(count, 64, 128, available)
         assert len(windows.scored) == min(count, available // 2)
         assert len(windows.fitted) == pytest.approx(min(64, available // 2), rel=0.2)
-        assert not {*windows.scored, *windows.fitted} & {*windows.intervals}
+        assert windows.color
+        assert not {*windows.scored, *windows.fitted} & {*windows.color, *windows.intervals}
+        assert not {*windows.color} & {*windows.intervals}
     assert len(windows.intervals) == pytest.approx(128, rel=0.1)
 
 
 def test_intervals_are_calibrated_on_trajectories_that_no_choice_has_seen() -> None:
     windows = Transitions(process_data(400), num_leads=3)
     allotted = allot_windows(16, 64, 128, len(windows))
-    touched = {windows.sequence_of(i) for i in (*allotted.scored, *allotted.fitted)}
+    touched = {windows.sequence_of(i) for i in (*allotted.scored, *allotted.fitted, *allotted.color)}
     intervals = untouched_windows(windows, allotted)
     assert len(intervals) > 90
     assert not touched & {windows.sequence_of(i) for i in intervals}

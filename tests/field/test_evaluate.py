@@ -329,7 +329,7 @@ def test_a_study_runs_all_its_stages_once_and_makes_its_tables_and_figures(data_
     percent = 100 * expected / np.mean([base[window][1] for window in base])
     assert cells[7].split(" ± ")[0] == f"{percent:+.1f}"
     steps = [row.split("|")[3].strip() for row in calibration_table(chosen).splitlines() if "| gaussian |" in row]
-    assert steps == ["1", "2", "4"]  # 4 are the model's own
+    assert steps == ["1", "1", "2", "2", "4", "4"]  # white and coloured; 4 are the model's own
     for figure in (
         lead_time_figure(scores, 1.0, 0.9),
         tau_figure(chosen),

@@ -163,16 +163,21 @@ def calibration_table(rows: Rows) -> str:
     Numbers are the CRPS of rollouts, a mean over lead times in units of the first setting's that does not diverge.
     """
     titles = ["alone", "with kappa", "best tau alone", "best tau with kappa"]
-    lines = ["| model | seed | steps | chosen tau | " + " | ".join(titles) + " |", "|---" * (4 + len(titles)) + "|"]
+    lines = [
+        "| model | seed | steps | noise | chosen tau | " + " | ".join(titles) + " |",
+        "|---" * (5 + len(titles)) + "|",
+    ]
     for model, seeds in rows.items():
         for one in seeds:
-            for steps in sorted({candidate["steps"] for candidate in one["candidates"]}):
-                own = [candidate for candidate in one["candidates"] if candidate["steps"] == steps]
+            for steps, colored in sorted({(c["steps"], c["colored"]) for c in one["candidates"]}):
+                own = [c for c in one["candidates"] if (c["steps"], c["colored"]) == (steps, colored)]
                 plain = [candidate for candidate in own if candidate["tau"] == 1]
                 keys = ("score_alone", "score")
                 cells = [_least(plain, key) for key in keys] + [_least(own, key) for key in keys]
-                chosen = f"{one['best']['tau']:.3g}" if one["best"]["steps"] == steps else ""
-                lines.append(f"| {model} | {one['seed']} | {steps} | {chosen} | " + " | ".join(cells) + " |")
+                is_best = (one["best"]["steps"], one["best"]["colored"]) == (steps, colored)
+                chosen = f"{one['best']['tau']:.3g}" if is_best else ""
+                row = [model, str(one["seed"]), str(steps), "coloured" if colored else "white", chosen, *cells]
+                lines.append("| " + " | ".join(row) + " |")
     return "\n".join(lines)
 
 
@@ -195,7 +200,8 @@ def tau_figure(rows: Rows) -> Figure:
     """CRPS of rollouts against tau alone (Appendix D), first seed, for the number of steps that was chosen."""
     curves = {}
     for name, (one, *_) in rows.items():
-        same = [c for c in one["candidates"] if c["steps"] == one["best"]["steps"] and c["score_alone"] is not None]
+        best = (one["best"]["steps"], one["best"]["colored"])
+        same = [c for c in one["candidates"] if (c["steps"], c["colored"]) == best and c["score_alone"] is not None]
         points = sorted({(c["tau"], c["score_alone"]) for c in same})
         if len(points) > 1:
             least = min(score for _, score in points)

@@ -9,14 +9,13 @@ from torch.utils.data import DataLoader
 
 from marigold_uq.field.data import (
     FieldDataError,
-    FieldStatistics,
     RandomTransitions,
     Trajectories,
     Transitions,
-    require_grid,
     statistics_of,
 )
 from marigold_uq.field.encoding import fit_encoder
+from marigold_uq.models.field_grid import FieldStatistics, require_grid
 
 
 def numbered(count: int = 20, num_states: int = 6, num_points: int = 4) -> Trajectories:

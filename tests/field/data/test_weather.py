@@ -15,12 +15,11 @@ from marigold_uq.field.data import (
     WeatherSequences,
     latitude_weights,
     open_weather,
-    require_grid,
     statistics_of,
 )
 from marigold_uq.field.encoding import fit_encoder, fit_harmonics
 from marigold_uq.field.splits import open_split
-from marigold_uq.models.field_grid import NUM_WAVES, harmonic_basis
+from marigold_uq.models.field_grid import NUM_WAVES, harmonic_basis, require_grid
 
 VARIABLES = ("2m_temperature", "temperature_850")
 

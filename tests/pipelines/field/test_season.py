@@ -10,10 +10,9 @@ from support.weather_records import record
 
 from marigold_uq.calibration import Calibration
 from marigold_uq.field.data import WeatherSequences
-from marigold_uq.field.encoding import choose_num_annual, fit_season
+from marigold_uq.field.encoding import fit_season
 from marigold_uq.field.forecasters import PipelineForecaster
 from marigold_uq.field.lead_factors import best_blends
-from marigold_uq.models.field_grid import YEAR
 from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.pipelines.field.output import FieldForecast, blend
 
@@ -63,21 +62,12 @@ def test_the_seasons_spread_is_learnt_and_what_a_forecast_without_skill_is_left_
     torch.testing.assert_close(spreads["2014-07-01"], expected, rtol=0.25, atol=0)
 
 
-def test_as_many_harmonics_of_the_year_as_the_record_supports() -> None:
-    """A second harmonic in the record is found; in noise around one wave it would be noise."""
-    for second, expected in ((3.0, 2), (0.0, 1)):
-        states = record(2 * 4 * 365)
-        year = 2 * np.pi * (states["time"].values.astype("datetime64[s]").astype(np.float64) / YEAR)
-        mean = 280 + 10 * np.sin(year) + second * np.cos(2 * year)
-        noise = np.random.default_rng(0).standard_normal(states["2m_temperature"].shape)
-        states["2m_temperature"] = states["2m_temperature"] * 0 + mean[:, None, None] + 2 * noise
-        data = WeatherSequences(states.astype(np.float32), ("2m_temperature",))
-        assert choose_num_annual(data) == expected
-        pipeline = tiny_pipeline("gaussian", data, seasonal=True)
-        season = fit_season(pipeline.encoder, data)
-        error = season.mean(torch.from_numpy(np.asarray(data.times(0))))[:, 0] - torch.from_numpy(mean[:, None, None])
-        assert float(error.square().mean().sqrt()) < 0.15  # 2 K of noise, 9 waves of 2920 numbers: 0.11
-    assert choose_num_annual(WeatherSequences(record(100).astype(np.float32), ("2m_temperature",))) == 1
+def test_the_seasons_mean_is_the_encoders() -> None:
+    data = seasonal_record()
+    pipeline = tiny_pipeline("gaussian", data, seasonal=True)
+    times = torch.from_numpy(np.asarray(data.times(0))[::97])
+    expected = pipeline.encoder.seasonal_mean(times)
+    torch.testing.assert_close(fit_season(pipeline.encoder, data).mean(times), expected)
 
 
 def test_an_ensemble_made_elsewhere_is_calibrated_afterwards() -> None:
