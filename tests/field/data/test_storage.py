@@ -177,10 +177,10 @@ def test_the_command_generates_and_refuses(
     script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "ks.h5"
-    command = ["ks", "--output", str(output), "--trajectories", "3", "--num-points", "32", "--num-states", "2"]
+    command = ["ks", "--output", str(output), "--trajectories", "3", "--num_points", "32", "--num_states", "2"]
     assert script.main(command) == 0
     assert read_trajectories(output).states.shape == (3, 2, 32)
-    assert script.main(command) == 1
+    assert script.main(command) == 2
     assert "exists" in capsys.readouterr().err
-    assert script.main(["burgers", "--output", str(tmp_path / "b.h5"), "--nu", "-1"]) == 1
+    assert script.main(["burgers", "--output", str(tmp_path / "b.h5"), "--nu", "-1"]) == 2
     assert "nu is not negative" in capsys.readouterr().err
