@@ -13,8 +13,8 @@ import yaml
 
 from marigold_uq.depth.evaluation.options import DepthEvaluation, decisive, plain
 from marigold_uq.files import atomic_path, make_folder
+from marigold_uq.results import METRICS_FILE
 
-METRICS_FILE = "metrics.json"
 TABLE_FILE = "per_image.csv"
 _CONFIG_FILE = "config.yaml"
 _IMAGES_FOLDER = "images"
