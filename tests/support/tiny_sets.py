@@ -1,16 +1,11 @@
-"""Small sets in the layout of the UCI folders, models that train in a moment, and scripts as modules."""
+"""Small sets in the layout of the UCI folders, and models that train in a moment."""
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from marigold_uq.tabular import DiffusionRegressor, TrainingOptions
-
-ROOT = Path(__file__).parents[2]
 
 
 def write_set(root: Path, name: str, *, rows: int = 60, num_splits: int = 2) -> Path:
@@ -37,14 +32,3 @@ def quick_model(preset: str = "default", **changes: Any) -> DiffusionRegressor:
     given |= {"random_state": 0, **changes}
     details = {name: given.pop(name) for name in list(given) if name in TrainingOptions.__dataclass_fields__}
     return DiffusionRegressor(preset, **given, training_options=TrainingOptions(**details))
-
-
-def load_script(path: str) -> ModuleType:
-    """A script of the repository as a module."""
-    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module

@@ -8,7 +8,8 @@ from typing import Any, Self
 import numpy as np
 import pytest
 import yaml
-from support.tiny_sets import ROOT, load_script, write_set
+from support.scripts import ROOT, load_script
+from support.tiny_sets import write_set
 
 from marigold_uq.commands.runner import make_parser
 from marigold_uq.pipelines.tabular import TabularRegressionPipeline

@@ -198,7 +198,7 @@ def _run(study: CardStudy, invocation: Invocation) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
-    return run_command("-m scripts.studies.uci.card", CardStudy, _run, arguments)
+    return run_command("scripts.studies.uci.card", CardStudy, _run, arguments)
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def _run(study: DuplicateStudy, invocation: Invocation) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
-    return run_command("-m scripts.studies.uci.duplicates", DuplicateStudy, _run, arguments)
+    return run_command("scripts.studies.uci.duplicates", DuplicateStudy, _run, arguments)
 
 
 if __name__ == "__main__":

@@ -207,7 +207,7 @@ def _run(options: FigureOptions, invocation: Invocation) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
-    return run_command("-m scripts.studies.uci.figures", FigureOptions, _run, arguments)
+    return run_command("scripts.studies.uci.figures", FigureOptions, _run, arguments)
 
 
 if __name__ == "__main__":

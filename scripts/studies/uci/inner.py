@@ -75,7 +75,7 @@ def _run(study: InnerStudy, invocation: Invocation) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
-    return run_command("-m scripts.studies.uci.inner", InnerStudy, _run, arguments)
+    return run_command("scripts.studies.uci.inner", InnerStudy, _run, arguments)
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ def _run(plan: Reproduction, invocation: Invocation) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
-    return run_command("-m scripts.studies.uci.reproduce", Reproduction, _run, arguments)
+    return run_command("scripts.studies.uci.reproduce", Reproduction, _run, arguments)
 
 
 if __name__ == "__main__":

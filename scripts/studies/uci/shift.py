@@ -186,7 +186,7 @@ def _run(study: ShiftStudy, invocation: Invocation) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
-    return run_command("-m scripts.studies.uci.shift", ShiftStudy, _run, arguments)
+    return run_command("scripts.studies.uci.shift", ShiftStudy, _run, arguments)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.tiny_sets import load_script, write_set
+from support.scripts import load_script
+from support.tiny_sets import write_set
 
 from scripts.studies.uci import peers
 
