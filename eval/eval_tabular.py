@@ -1,6 +1,6 @@
 """Score predictions for tables: RMSE, fair CRPS, Gaussian NLL, coverage and width of intervals, PIT.
 
-python eval/eval_tabular.py --uci.root data/uci --uci.name yacht --output runs/yacht
+python eval/eval_tabular.py --uci data/uci/yacht --output runs/yacht
 python eval/eval_tabular.py --run runs/price --data.path new_rows.csv --data.target '[price]' --output runs/price_scores
 
 The first fits a model to every split of a UCI set, the second scores a folder of train/train_tabular.py. Both write

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from marigold_uq.pipelines.field import FieldForecastPipeline
     from marigold_uq.pipelines.tabular import TabularRegressionPipeline
     from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
+    from marigold_uq.schedulers.scheduling_distributional_edm import DistributionalEDMScheduler
+    from marigold_uq.schedulers.scheduling_distributional_flow_match import DistributionalFlowMatchScheduler
     from marigold_uq.tabular.regressor import DiffusionRegressor
 
 __version__ = "0.1.0"
@@ -23,6 +25,8 @@ _HOMES = {
     "Calibration": "marigold_uq.calibration",
     "DiffusionRegressor": "marigold_uq.tabular.regressor",
     "DistributionalDDIMScheduler": "marigold_uq.schedulers.scheduling_distributional_ddim",
+    "DistributionalEDMScheduler": "marigold_uq.schedulers.scheduling_distributional_edm",
+    "DistributionalFlowMatchScheduler": "marigold_uq.schedulers.scheduling_distributional_flow_match",
     "FieldForecastPipeline": "marigold_uq.pipelines.field",
     "MarigoldUQDepthPipeline": "marigold_uq.pipelines.depth",
     "ProceduralScenes": "marigold_uq.depth.scenes",
@@ -34,6 +38,8 @@ __all__ = [
     "Calibration",
     "DiffusionRegressor",
     "DistributionalDDIMScheduler",
+    "DistributionalEDMScheduler",
+    "DistributionalFlowMatchScheduler",
     "FieldForecastPipeline",
     "MarigoldUQDepthPipeline",
     "ProceduralScenes",
@@ -70,5 +76,6 @@ class _Announced(ModuleType):
         return getattr(import_module(self.__name__), name)
 
 
-_SCHEDULER = _HOMES["DistributionalDDIMScheduler"]
-sys.modules.setdefault(_SCHEDULER, _Announced(_SCHEDULER))
+for _name, _module in _HOMES.items():
+    if _name.endswith("Scheduler"):
+        sys.modules.setdefault(_module, _Announced(_module))

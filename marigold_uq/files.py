@@ -25,6 +25,8 @@ TEMPORARY = ".marigold-uq-"
 def atomic_path(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Give a temporary path beside `path` to write to; rename it to `path` if the block succeeds, else remove it.
 
+    A writer may also make it a folder, as zarr does.
+
     Raises:
         FileExistsError: `path` exists and `overwrite` is not set; nothing is written.
         FileNotFoundError, NotADirectoryError: the folder of `path` is missing, or is a file.
@@ -40,8 +42,7 @@ def atomic_path(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     except OSError as error:
         raise _explained(error, path) from error
     finally:
-        with suppress(OSError):  # in a folder we may not enter, the error above is the one to report
-            temporary.unlink(missing_ok=True)
+        remove(temporary)
 
 
 @contextmanager
@@ -72,7 +73,7 @@ def atomic_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path
 
 def remove(path: Path) -> None:
     """Delete a file or a folder, as far as that is possible."""
-    with suppress(OSError):
+    with suppress(OSError):  # in a folder we may not enter, an earlier error is the one to report
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 

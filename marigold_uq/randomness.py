@@ -39,9 +39,11 @@ def _draw(
         device = like.device if one is None else one.device
         return source(tuple(shape), generator=one, device=device, dtype=like.dtype).to(like.device)
 
+    batch, *event = batch_shape
+    if isinstance(generator, Sequence) and len(generator) == 1 < batch:  # it serves all of them, as in diffusers
+        (generator,) = generator
     if generator is None or isinstance(generator, torch.Generator):
         return draw((*sample_shape, *batch_shape), generator)
-    batch, *event = batch_shape
     if len(generator) != batch:
         raise ValueError(
             f"got {len(generator)} generators for a batch of {batch}: pass one generator per batch element, "

@@ -14,7 +14,16 @@ from typing import Any
 
 from marigold_uq.files import atomic_path, make_folder
 
-__all__ = ["METRICS_FILE", "markdown_table", "number", "read_results", "versions", "write_json", "write_results"]
+__all__ = [
+    "METRICS_FILE",
+    "make_results",
+    "markdown_table",
+    "number",
+    "read_results",
+    "versions",
+    "write_json",
+    "write_results",
+]
 
 METRICS_FILE = "metrics.json"
 _PACKAGES = ("marigold_uq", "torch", "diffusers", "transformers", "accelerate", "safetensors", "numpy", "peft")
@@ -59,6 +68,18 @@ def write_results(
     folder = Path(folder)
     if (folder / METRICS_FILE).exists() and not overwrite:
         raise FileExistsError(f"{folder} already holds an evaluation; choose another output, or overwrite it")
+    content = make_results(task, metrics, command=command, config=config, **facts)
+    make_folder(folder)
+    for name, text in (reports or {}).items():
+        _write_text(folder / name, text)
+    write_json(folder / METRICS_FILE, content, overwrite=True)
+    return content
+
+
+def make_results(
+    task: str, metrics: Mapping[str, Any], *, command: str | None = None, config: Any = None, **facts: Any
+) -> dict[str, Any]:
+    """What metrics.json holds, as plain JSON; see `write_results`."""
     content = {
         "task": task,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -68,12 +89,7 @@ def write_results(
         "config": config,
         "versions": versions(),
     }
-    make_folder(folder)
-    for name, text in (reports or {}).items():
-        _write_text(folder / name, text)
-    written = _as_json(content)
-    _write_text(folder / METRICS_FILE, written)
-    return json.loads(written)
+    return json.loads(_as_json(content))
 
 
 def read_results(path: str | Path) -> dict[str, Any]:

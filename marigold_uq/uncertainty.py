@@ -11,9 +11,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from marigold_uq.distributions.base import at_least_float32
+from marigold_uq.precision import at_least_float32
 from marigold_uq.sampling import ReverseStep
-from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
+from marigold_uq.schedulers.distributional import DistributionalScheduler
 
 BatchLayout = Literal["input_major", "member_major"]
 """How inputs and members share the batch axis: all members of the first input first, or all inputs of member one."""
@@ -23,7 +23,7 @@ BatchLayout = Literal["input_major", "member_major"]
 class OriginalMoments:
     """What the head says about x_0 at one step, given x_t."""
 
-    timestep: int
+    timestep: int | float
     mean: Tensor  # xhat_0(x_t), (B, *event)
     variance: Tensor  # U_t = Var[x_0 | x_t], marginal, (B, *event)
 
@@ -55,7 +55,7 @@ class TrajectoryUncertainty:
         self.keep_steps = keep_steps
         self._trajectories: list[_Trajectory] = []
 
-    def __call__(self, scheduler: DistributionalDDIMScheduler, step: ReverseStep) -> None:
+    def __call__(self, scheduler: DistributionalScheduler, step: ReverseStep) -> None:
         law = scheduler.original_distribution(step.law, step.timestep, step.x_t)
         variance = law.variance
         if step.index == 0:
@@ -129,7 +129,7 @@ def _check_has_variance(step: ReverseStep, variance: Tensor) -> None:
         )
 
 
-def reverse_mean_variance(scheduler: DistributionalDDIMScheduler, step: ReverseStep) -> Tensor:
+def reverse_mean_variance(scheduler: DistributionalScheduler, step: ReverseStep) -> Tensor:
     """V[mu_theta] = B^2 Sigma at eta = 1 with the head's own B and marginal Sigma, (B, *event), in units of x_{t-1}.
 
     B^2 is (1 - alpha_t)^2 over alpha_t (1 - abar_t) for epsilon, over (1 - abar_t)/abar_prev for v and over

@@ -18,7 +18,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -52,7 +52,7 @@ class HypersimOptions:
     root: Path
     split_csv: Path
     output: Path
-    splits: tuple[Split, ...] = SPLITS
+    splits: list[Split] = field(default_factory=lambda: list(SPLITS))
     workers: int = 1
     overwrite: bool = False
     examples: int = 5

@@ -34,7 +34,7 @@ class PrepareUCI:
             raise ValueError(f"unknown set {', '.join(sorted(unknown))}; expected {', '.join(uci.UCI_SETS)}")
 
 
-def describe() -> str:
+def _describe() -> str:
     """Layout and sources."""
     lines = [str(uci.__doc__).strip(), "", f"Splits and tables: {uci.SPLITS_SOURCE}", "Original data:"]
     for name, facts in uci.UCI_SETS.items():
@@ -43,7 +43,7 @@ def describe() -> str:
     return "\n".join(lines)
 
 
-def check(root: Path, name: str) -> str | None:
+def _check(root: Path, name: str) -> str | None:
     """What is wrong with one set; None if nothing is."""
     try:
         dataset = uci.UCIDataset.load(root, name)
@@ -55,12 +55,12 @@ def check(root: Path, name: str) -> str | None:
     return None if found == expected else f"rows, features, splits are {found}; expected {expected}"
 
 
-def run(options: PrepareUCI, invocation: Invocation) -> int:
+def _run(options: PrepareUCI, invocation: Invocation) -> int:
     """Describe or check; the exit code."""
     if options.root is None:
-        print(describe())
+        print(_describe())
         return 0
-    problems = {name: check(options.root, name) for name in options.sets}
+    problems = {name: _check(options.root, name) for name in options.sets}
     for name, problem in problems.items():
         print(f"{name:9} {'ok' if problem is None else problem}")
     return 0 if all(problem is None for problem in problems.values()) else 1
@@ -68,7 +68,7 @@ def run(options: PrepareUCI, invocation: Invocation) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
-    return run_command("scripts/prepare_uci.py", PrepareUCI, run, arguments)
+    return run_command("scripts/prepare_uci.py", PrepareUCI, _run, arguments)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from support.cli_runs import depth, read_npz, run, save_models, save_picture
 import marigold_uq
 from marigold_uq.cli import COMMANDS
 from marigold_uq.commands import depth as depth_command
-from marigold_uq.commands import model as model_command
 from marigold_uq.commands.depth import DepthOptions, unique_stems
+from marigold_uq.depth import model as model_command
 from marigold_uq.depth.export import FORMATS
 
 DEFAULT_ENDINGS = [".npz", "_depth_color.png", "_uncertainty_color.png", "_sheet.png"]

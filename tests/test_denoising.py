@@ -122,5 +122,5 @@ def test_a_network_of_another_family_is_refused() -> None:
 @pytest.mark.parametrize("family", ["gaussian", "sample"])
 def test_no_draws_are_refused(family: str) -> None:
     scheduler = build(family)
-    with pytest.raises(ValueError, match="num_draws is at least 1; got 0"):
+    with pytest.raises(ValueError, match="num_draws must be at least 1; got 0"):
         predict_noise(network_for(scheduler), scheduler, noisy_sample(), 7, num_draws=0)

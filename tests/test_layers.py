@@ -9,8 +9,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FLOORS = (
     {
-        "alignment", "calibration", "component_config", "denoising", "distributions", "metrics", "randomness",
-        "sampling", "schedulers", "scores", "uncertainty",
+        "alignment", "calibration", "component_config", "denoising", "distributions", "likelihood", "metrics",
+        "precision", "randomness", "sampling", "schedulers", "scores", "uncertainty",
     },
     {"models"},
     {"commands.runner", "files", "hub", "loading", "model_card", "plotting", "results", "training"},

@@ -228,3 +228,11 @@ def test_the_initial_noise_is_standard_normal_with_one_stream_per_member() -> No
     assert abs(float(x_T.var()) - 1) < 5 * (2 / 6000) ** 0.5
     alone = initial_noise((1, 2, 500), like=like, generator=[member_generators(11, 6)[4]])
     assert torch.equal(alone[0], x_T[4])
+
+
+@pytest.mark.parametrize("spacing", ["leading", "linspace"])
+def test_a_chain_whose_first_timestep_is_mostly_signal_is_refused(spacing: str) -> None:
+    """One step with stock's default spacing starts at t = 0 or 1: it would hand back the noise that it starts from."""
+    scheduler = build("gaussian", 1, timestep_spacing=spacing)
+    with pytest.raises(ValueError, match=rf"starts from pure noise.*mostly signal.*trailing.*{spacing}"):
+        reverse_diffusion(network_for("gaussian", scheduler), scheduler, torch.zeros(2, 2, 2))

@@ -140,10 +140,9 @@ def test_at_zero_snr_the_first_call_alone_gives_the_total():
 def test_epistemic_is_the_root_of_the_mean_posterior_variance_of_a_gaussian():
     """x_0 ~ N(m, c): U_t = (1 - abar) c / (abar c + 1 - abar) for every x_t, by conjugacy."""
     c = 0.09
-    one = torch.ones(1, dtype=torch.float64)
-    law = ScalarMixture(one, 0.7 * one, c * one)
+    one = torch.ones(2, dtype=torch.float64)  # two equal components are one Gaussian
+    law = ScalarMixture(one / 2, 0.7 * one, c * one)
     scheduler = make_scheduler("epsilon", zero_snr=False)
-    scheduler = DistributionalDDIMScheduler.from_config(scheduler.config, num_components=1)
     scheduler.set_timesteps(5)
     observer = TrajectoryUncertainty()
     start = torch.randn(3, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

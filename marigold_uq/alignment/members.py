@@ -27,7 +27,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from marigold_uq.alignment.precision import like
-from marigold_uq.distributions.base import at_least_float32
+from marigold_uq.precision import at_least_float32
 
 Array = NDArray[np.float64]
 Reduction = Literal["median", "mean"]

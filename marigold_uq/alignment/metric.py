@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from marigold_uq.distributions.base import at_least_float32
+from marigold_uq.precision import at_least_float32
 
 BIWEIGHT = 4.685  # Tukey's biweight has 95 % efficiency for Gaussian residuals with this constant
 INLIER = 3.0  # residuals below so many robust standard deviations count as inliers

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from marigold_uq.alignment.precision import like
-from marigold_uq.distributions.base import at_least_float32
+from marigold_uq.precision import at_least_float32
 
 Space = Literal["depth", "disparity"]
 

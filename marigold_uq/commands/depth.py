@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from marigold_uq.commands.model import Dtype, load_pipeline, process_state
 from marigold_uq.commands.runner import Invocation
 from marigold_uq.depth.export import FORMATS, DepthRecord, export, output_paths
+from marigold_uq.depth.model import Dtype, load_pipeline, process_state
 from marigold_uq.files import make_folder
 from marigold_uq.pipelines.depth.call import DepthCall
 from marigold_uq.pipelines.depth.images import list_images, load_images, to_uint8

@@ -19,13 +19,13 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 from PIL import Image
 
-DEPTH_CMAP = "Spectral"  # Marigold's choice: near is warm, far is cold
-UNCERTAINTY_CMAP = "magma"  # dark is certain
+_DEPTH_CMAP = "Spectral"  # Marigold's choice: near is warm, far is cold
+_UNCERTAINTY_CMAP = "magma"  # dark is certain
 INVALID_COLOR = (128, 128, 128)  # pixels that are NaN or infinite
 
 
 def color_depth(
-    depth: ArrayLike, *, value_range: tuple[float, float] | None = None, inverse: bool = False, cmap: str = DEPTH_CMAP
+    depth: ArrayLike, *, value_range: tuple[float, float] | None = None, inverse: bool = False, cmap: str = _DEPTH_CMAP
 ) -> np.ndarray:
     """(H, W) -> (H, W, 3) uint8; near is warm.
 
@@ -42,7 +42,7 @@ def color_depth(
 
 
 def color_uncertainty(
-    std: ArrayLike, *, vmax: float | None = None, percentile: float = 95.0, cmap: str = UNCERTAINTY_CMAP
+    std: ArrayLike, *, vmax: float | None = None, percentile: float = 95.0, cmap: str = _UNCERTAINTY_CMAP
 ) -> np.ndarray:
     """(H, W) -> (H, W, 3) uint8; zero is dark, `vmax` and above are bright.
 
@@ -276,7 +276,7 @@ def _depth_panel(depth: np.ndarray, units: str, value_range: tuple[float, float]
     high = high if high > low else low + 1.0  # a constant map still gets a scale with two ends
     ends = (("far", "near") if inverse else ("near", "far")) if units == "relative" else None
     pixels = color_depth(depth, value_range=(low, high), inverse=inverse)
-    return _Panel(name, units, pixels, _depth_cmap(DEPTH_CMAP, inverse), (low, high), ends)
+    return _Panel(name, units, pixels, _depth_cmap(_DEPTH_CMAP, inverse), (low, high), ends)
 
 
 def _uncertainty_panels(
@@ -294,7 +294,7 @@ def _uncertainty_panels(
 def _uncertainty_panel(name: str, note: str, std: np.ndarray, top: float) -> _Panel:
     saturated = bool(_finite_range(std)[1] > top)
     pixels = color_uncertainty(std, vmax=top)
-    return _Panel(name, note, pixels, UNCERTAINTY_CMAP, (0.0, top or 1.0), saturated=saturated)
+    return _Panel(name, note, pixels, _UNCERTAINTY_CMAP, (0.0, top or 1.0), saturated=saturated)
 
 
 def _draw(panels: list[_Panel], title: str, dpi: int) -> Image.Image:

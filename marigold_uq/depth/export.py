@@ -30,8 +30,8 @@ from marigold_uq.depth.colors import (
 )
 from marigold_uq.files import atomic_path, make_folder
 
-PNG16_MAX = 65535
-TIFF_DESCRIPTION = 270  # the tag ImageDescription
+_PNG16_MAX = 65535
+_TIFF_DESCRIPTION = 270  # the tag ImageDescription
 
 
 def save_png16(
@@ -64,7 +64,7 @@ def save_png16(
     if not low <= values.min() <= values.max() <= high:
         found = f"[{values.min():.6g}, {values.max():.6g}]"
         raise ValueError(f"values in {found} do not fit value_range=({low:.6g}, {high:.6g}); clip them or widen it")
-    scale = (high - low) / PNG16_MAX or 1.0  # a constant map is all offset
+    scale = (high - low) / _PNG16_MAX or 1.0  # a constant map is all offset
     chunks = {
         "scale": repr(float(scale)),
         "offset": repr(float(low)),
@@ -74,7 +74,7 @@ def save_png16(
     text = PngInfo()
     for chunk in {**chunks, **(metadata or {})}.items():
         text.add_text(*chunk)
-    pixels = np.clip(np.rint((values - low) / scale), 0, PNG16_MAX).astype(np.uint16)
+    pixels = np.clip(np.rint((values - low) / scale), 0, _PNG16_MAX).astype(np.uint16)
     with atomic_path(path, overwrite=overwrite) as temporary:
         Image.fromarray(pixels).save(temporary, format="PNG", pnginfo=text)
     return Path(path)
@@ -93,7 +93,7 @@ def load_png16(path: str | Path) -> tuple[np.ndarray, dict[str, str]]:
 def save_tiff(path: str | Path, array: np.ndarray, *, description: str = "", overwrite: bool = False) -> Path:
     """Write a map (H, W) as float32 TIFF, without loss (NaN included); `description` goes into ImageDescription."""
     values = as_map(array).astype(np.float32)
-    tags = {TIFF_DESCRIPTION: description} if description else {}
+    tags = {_TIFF_DESCRIPTION: description} if description else {}
     with atomic_path(path, overwrite=overwrite) as temporary:
         Image.fromarray(values).save(temporary, format="TIFF", compression="tiff_adobe_deflate", tiffinfo=tags)
     return Path(path)
@@ -284,7 +284,7 @@ def _write_ply(job: _Job) -> None:
 
 
 @dataclass(frozen=True)
-class Format:
+class _Format:
     """One entry of :data:`FORMATS`: a file for each of `layers` that the record has (None: all), named by `ending`."""
 
     description: str
@@ -294,14 +294,14 @@ class Format:
 
 
 _DEPTH, _SPREAD = ("depth",), ("uncertainty", "epistemic")
-FORMATS: dict[str, Format] = {
-    "png16": Format("16-bit PNG that records its scale, one per map", "_{layer}_16bit.png", None, _write_png16),
-    "tiff": Format("float32 TIFF, one per map", "_{layer}.tiff", None, _write_tiff),
-    "npz": Format("all maps in one compressed numpy file", ".npz", _DEPTH, _write_npz),
-    "color": Format("coloured depth", "_depth_color.png", _DEPTH, _write_color),
-    "uncertainty": Format("coloured uncertainty", "_{layer}_color.png", _SPREAD, _write_uncertainty),
-    "sheet": Format("photograph, depth and uncertainty side by side", "_sheet.png", _DEPTH, _write_sheet),
-    "ply": Format("point cloud of the most certain points", ".ply", _DEPTH, _write_ply),
+FORMATS: dict[str, _Format] = {
+    "png16": _Format("16-bit PNG that records its scale, one per map", "_{layer}_16bit.png", None, _write_png16),
+    "tiff": _Format("float32 TIFF, one per map", "_{layer}.tiff", None, _write_tiff),
+    "npz": _Format("all maps in one compressed numpy file", ".npz", _DEPTH, _write_npz),
+    "color": _Format("coloured depth", "_depth_color.png", _DEPTH, _write_color),
+    "uncertainty": _Format("coloured uncertainty", "_{layer}_color.png", _SPREAD, _write_uncertainty),
+    "sheet": _Format("photograph, depth and uncertainty side by side", "_sheet.png", _DEPTH, _write_sheet),
+    "ply": _Format("point cloud of the most certain points", ".ply", _DEPTH, _write_ply),
 }
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from marigold_uq.metrics.checks import accumulator_dtype, as_mask, at_least_float32
 
-ErrorMetric = Literal["abs_rel", "rmse"]
-DepthStatistic = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+_ErrorMetric = Literal["abs_rel", "rmse"]
+_DepthStatistic = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 FRACTIONS: tuple[float, ...] = tuple(step / 100 for step in range(100))
 """Shares of pixels removed for a sparsification curve: 0, 1 %, ..., 99 %."""
@@ -80,7 +80,7 @@ def silog_rmse(prediction: Tensor, target: Tensor, mask: Tensor | None = None) -
     return 100 * _masked_mean((log_ratio - offset).square(), mask).sqrt()
 
 
-DEPTH_STATISTICS: Mapping[str, DepthStatistic] = MappingProxyType(
+DEPTH_STATISTICS: Mapping[str, _DepthStatistic] = MappingProxyType(
     {
         statistic.__name__: statistic
         for statistic in (
@@ -111,7 +111,7 @@ def sparsification_curve(
     target: Tensor,
     mask: Tensor | None = None,
     *,
-    error_metric: ErrorMetric = "abs_rel",
+    error_metric: _ErrorMetric = "abs_rel",
     fractions: Sequence[float] = FRACTIONS,
     normalize: bool = True,
 ) -> tuple[Tensor, Tensor]:
@@ -155,7 +155,7 @@ def ause(
     target: Tensor,
     mask: Tensor | None = None,
     *,
-    error_metric: ErrorMetric = "abs_rel",
+    error_metric: _ErrorMetric = "abs_rel",
     fractions: Sequence[float] = FRACTIONS,
     normalize: bool = True,
 ) -> Tensor:
@@ -227,11 +227,11 @@ def _threshold_share(prediction: Tensor, target: Tensor, mask: Tensor | None, th
 
 
 def _pixel_error(
-    prediction: Tensor, target: Tensor, mask: Tensor | None, error_metric: ErrorMetric
+    prediction: Tensor, target: Tensor, mask: Tensor | None, error_metric: _ErrorMetric
 ) -> tuple[Tensor, Tensor]:
     """What each pixel adds to `error_metric` (before a root), and the mask."""
-    if error_metric not in get_args(ErrorMetric):
-        raise ValueError(f"error_metric is {error_metric!r}; expected one of {get_args(ErrorMetric)}.")
+    if error_metric not in get_args(_ErrorMetric):
+        raise ValueError(f"error_metric is {error_metric!r}; expected one of {get_args(_ErrorMetric)}.")
     relative = error_metric == "abs_rel"
     prediction, target, valid = _depth_pair(prediction, target, mask, positive=("target",) if relative else ())
     difference = (prediction - target).abs()

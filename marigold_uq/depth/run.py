@@ -50,17 +50,17 @@ def train_depth(config: DepthTrainConfig, config_text: str = "") -> TrainingResu
         trainable=config.trainable,
         lora_rank=config.lora_rank,
         seed=config.training.seed,
-        validation=make_validation(config, accelerator),
+        validation=_make_validation(config, accelerator),
         device=accelerator.device,
     )
     is_main = accelerator.is_main_process
     result = Trainer(task, config.training, accelerator).run("depth", config_text)
     if is_main and result.finished:
-        publish(result.folder, config.push_to_hub)
+        _publish(result.folder, config.push_to_hub)
     return result
 
 
-def publish(folder: Path, repo_id: str | None) -> None:
+def _publish(folder: Path, repo_id: str | None) -> None:
     """Give the finished model its card and, where asked for, upload it."""
     from marigold_uq.hub import make_card, push_to_hub
 
@@ -80,18 +80,18 @@ def start_pipeline(start: StartConfig, *, seed: int = 0) -> MarigoldUQDepthPipel
         )
     elif start.kind == "pipeline":
         pipeline = MarigoldUQDepthPipeline.from_pretrained(start.name, **source)
-        forget_calibration(pipeline)
+        _forget_calibration(pipeline)
     else:
         pipeline = new_pipeline(start, seed)
     wanted = {name: getattr(start, name) for name in DEFAULTS}
     pipeline.register_to_config(**{name: value for name, value in wanted.items() if value is not None})
-    give_family(pipeline, start, seed)
+    _give_family(pipeline, start, seed)
     if start.eta is not None:
         store_in_config(pipeline.scheduler, eta=start.eta)
     return pipeline
 
 
-def give_family(pipeline: MarigoldUQDepthPipeline, start: StartConfig, seed: int) -> None:
+def _give_family(pipeline: MarigoldUQDepthPipeline, start: StartConfig, seed: int) -> None:
     """Add a head to a point pipeline; a pipeline that has one already must have the one asked for."""
     asked = {name: getattr(start, name) for name in ("noise_family", "num_components", "rank")}
     has = {name: pipeline.scheduler.config[name] for name in asked}
@@ -104,7 +104,7 @@ def give_family(pipeline: MarigoldUQDepthPipeline, start: StartConfig, seed: int
         )
 
 
-def forget_calibration(pipeline: MarigoldUQDepthPipeline) -> None:
+def _forget_calibration(pipeline: MarigoldUQDepthPipeline) -> None:
     """Tau, kappa and intervals belong to weights that are about to change."""
     pipeline.register_to_config(calibration=None)
     store_in_config(pipeline.scheduler, tau=1.0)
@@ -140,7 +140,7 @@ def training_data(config: DepthTrainConfig) -> Ordered:
     """The mixture of all parts with its augmentation, read in order; ready-made latents come as they are."""
     if not config.data:
         raise ValueError("no training data: give at least one entry under `data`, for instance {name: hypersim, ...}")
-    parts = [open_part(part) for part in config.data]
+    parts = [_open_part(part) for part in config.data]
     seed = config.training.seed
     length = config.epoch_length or max(config.training.batch_size, sum(len(part) for part in parts))
     mixture = MixtureDataset(parts, [part.probability for part in config.data], length, seed)
@@ -149,13 +149,13 @@ def training_data(config: DepthTrainConfig) -> Ordered:
     return AugmentedDataset(mixture, config.transform, seed)
 
 
-def open_part(part: DataPart) -> Any:
+def _open_part(part: DataPart) -> Any:
     """The data set that a config entry names."""
     return build_dataset(part.name, part.root, part.filenames, **part.options)
 
 
-def make_validation(config: DepthTrainConfig, accelerator: Accelerator) -> DepthValidation | None:
+def _make_validation(config: DepthTrainConfig, accelerator: Accelerator) -> DepthValidation | None:
     """Scores and sheets of held-out pictures, shared out over the processes."""
     if config.validation.data is None:
         return None
-    return DepthValidation(open_part(config.validation.data), config.validation, accelerator)
+    return DepthValidation(_open_part(config.validation.data), config.validation, accelerator)

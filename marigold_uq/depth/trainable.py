@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
 
-LORA_TARGETS = ["to_q", "to_k", "to_v", "to_out.0", "conv1", "conv2", "proj_in", "proj_out"]
+_LORA_TARGETS = ["to_q", "to_k", "to_v", "to_out.0", "conv1", "conv2", "proj_in", "proj_out"]
 
 
 def choose_trainable(
@@ -34,7 +34,7 @@ def choose_trainable(
 
 def _train_head(pipeline: MarigoldUQDepthPipeline) -> None:
     config = pipeline.scheduler.config
-    blocks = pipeline.scheduler.family.initial_blocks(config.num_components, config.rank, 1.0)
+    blocks = pipeline.scheduler.family.initial_blocks(pipeline.scheduler.head_options, 1.0)
     free = torch.tensor([not block.moves_mean for block in blocks])
     if not bool(free.any()):
         raise ValueError(f"family {config.noise_family!r} has no output channels besides its mean: nothing to learn")
@@ -61,7 +61,7 @@ def _add_adapters(unet: Any, rank: int, seed: int) -> None:
     except ImportError as error:
         raise ImportError("LoRA needs peft: pip install 'marigold_uq[lora]'") from error
     unet.requires_grad_(False)
-    config = LoraConfig(r=rank, lora_alpha=rank, init_lora_weights="gaussian", target_modules=LORA_TARGETS)
+    config = LoraConfig(r=rank, lora_alpha=rank, init_lora_weights="gaussian", target_modules=_LORA_TARGETS)
     with torch.random.fork_rng(devices=[]):  # peft draws the first weights from the global stream
         torch.manual_seed(seed)
         unet.add_adapter(config)

@@ -45,7 +45,7 @@ class DepthValidation:
             depth = output.prediction[0, 0].cpu().numpy()
             record = DepthRecord(to_uint8(sample["image"]), depth, spread, metadata={"prediction_type": kind})
             export(record, pictures, f"{index:03d}", ["sheet"], overwrite=True)
-        return score_sample(output, sample, kind)
+        return _score_sample(output, sample, kind)
 
     def _predict(self, pipeline: MarigoldUQDepthPipeline, sample: dict[str, Any]) -> MarigoldUQDepthOutput:
         mode = self.config.uncertainty
@@ -63,7 +63,7 @@ class DepthValidation:
         return output
 
 
-def score_sample(output: MarigoldUQDepthOutput, sample: dict[str, Any], space: Any = "depth") -> Scores:
+def _score_sample(output: MarigoldUQDepthOutput, sample: dict[str, Any], space: Any = "depth") -> Scores:
     """Depth metrics of the prediction and CRPS of the members, aligned by the prediction's scale and shift."""
     target, valid = sample["depth"][0].double(), sample["valid"][0]
     prediction = output.prediction[0, 0].cpu().double()

@@ -19,8 +19,8 @@ import torch
 from marigold_uq.files import atomic_path
 from marigold_uq.pipelines.depth.images import IMAGE_SUFFIXES, ImageError, list_images, load_images, to_uint8
 
-CODECS = {".mp4": "mp4v", ".avi": "MJPG"}  # both are built into OpenCV's wheels
-DEFAULT_FPS = 24.0
+_CODECS = {".mp4": "mp4v", ".avi": "MJPG"}  # both are built into OpenCV's wheels
+_DEFAULT_FPS = 24.0
 
 
 class Frames(ABC):
@@ -46,10 +46,10 @@ class Frames(ABC):
         """Yield (name, picture); names have no suffix and sort in the order of time."""
 
 
-class FolderFrames(Frames):
+class _FolderFrames(Frames):
     """The images of a folder, in natural order ("frame2" before "frame10"), named by their files."""
 
-    def __init__(self, path: Path, fps: float = DEFAULT_FPS) -> None:
+    def __init__(self, path: Path, fps: float = _DEFAULT_FPS) -> None:
         super().__init__(path, fps)
         self.files = list_images(path)
 
@@ -61,7 +61,7 @@ class FolderFrames(Frames):
             yield file.stem, to_uint8(load_images(file)[0])
 
 
-class VideoFrames(Frames):
+class _VideoFrames(Frames):
     """The frames of a video file, decoded by OpenCV, upright, named stem_000000, stem_000001, ..."""
 
     def __init__(self, path: Path, fps: float | None = None) -> None:
@@ -73,7 +73,7 @@ class VideoFrames(Frames):
         capture.release()
         if self._length == 0:
             raise ImageError(f"{path} holds no video frame")
-        super().__init__(path, fps if fps is not None else declared_fps if declared_fps > 0 else DEFAULT_FPS)
+        super().__init__(path, fps if fps is not None else declared_fps if declared_fps > 0 else _DEFAULT_FPS)
 
     def __len__(self) -> int:
         return self._length
@@ -109,10 +109,10 @@ def read_frames(path: str | Path, *, fps: float | None = None) -> Frames:
     """
     path = Path(path).expanduser()
     if path.is_dir():
-        return FolderFrames(path, DEFAULT_FPS if fps is None else fps)
+        return _FolderFrames(path, _DEFAULT_FPS if fps is None else fps)
     if not path.exists():
         raise FileNotFoundError(f"no such video file or folder of frames: {path}")
-    return VideoFrames(path, fps)
+    return _VideoFrames(path, fps)
 
 
 def write_video(path: str | Path, frames: Iterable[np.ndarray], fps: float, *, overwrite: bool = False) -> Path:
@@ -122,8 +122,8 @@ def write_video(path: str | Path, frames: Iterable[np.ndarray], fps: float, *, o
     sizes are widened by one repeated row or column, which these codecs need.
     """
     path = Path(path)
-    if path.suffix.lower() not in CODECS:
-        raise ValueError(f"cannot write {path}: a video ends in {' or '.join(CODECS)}")
+    if path.suffix.lower() not in _CODECS:
+        raise ValueError(f"cannot write {path}: a video ends in {' or '.join(_CODECS)}")
     if not (math.isfinite(fps) and fps > 0):
         raise ValueError(f"fps must be a positive number, but got {fps}")
     remaining = iter(frames)
@@ -138,7 +138,7 @@ def write_video(path: str | Path, frames: Iterable[np.ndarray], fps: float, *, o
 def _encode(temporary: Path, path: Path, frames: Iterable[np.ndarray], shape: tuple[int, ...], fps: float) -> None:
     cv2 = _cv2()
     height, width = shape[0] + shape[0] % 2, shape[1] + shape[1] % 2
-    codec = CODECS[path.suffix.lower()]
+    codec = _CODECS[path.suffix.lower()]
     writer = cv2.VideoWriter(str(temporary), cv2.VideoWriter_fourcc(*codec), fps, (width, height))
     if not writer.isOpened():
         _check_writable(temporary)

@@ -9,15 +9,19 @@ import torch
 from torch import Tensor
 
 from marigold_uq.distributions.base import (
+    ONE_OF_EACH,
+    HeadOptions,
     InitialBlock,
     NoiseDistribution,
-    at_least_float32,
     check_tau,
+    expand_mask,
     positive,
     register,
 )
 from marigold_uq.distributions.gaussian import GaussianDistribution
-from marigold_uq.distributions.linear_algebra import expand_mask, full_precision, tril_of_sum
+from marigold_uq.distributions.linear_algebra import tril_of_sum
+from marigold_uq.distributions.low_rank_mixture import LowRankMixtureDistribution
+from marigold_uq.precision import at_least_float32, full_precision
 from marigold_uq.randomness import Generators, randn
 
 
@@ -32,37 +36,34 @@ class CholeskyDistribution(NoiseDistribution):
 
     layout = "[loc, lower triangle row by row]"
     joint = True
-    symmetric = True
     default_score = "kernel"
 
     loc: Tensor  # (B, *event)
     scale_tril: Tensor  # (B, D, D)
 
+    def _expected_shapes(self) -> dict[str, Sequence[int]]:
+        dim = self.loc.shape[1:].numel()
+        return {"scale_tril": (self.loc.shape[0], dim, dim)}
+
     @classmethod
-    def num_blocks(cls, num_components: int = 1, rank: int = 0) -> int:
+    def num_blocks(cls, head: HeadOptions = ONE_OF_EACH) -> int:
         raise ValueError(
             "a cholesky head has no fixed number of channels per target channel: an event of D coordinates takes "
             "D + D(D+1)/2 numbers from a flat head (num_raw_channels(D)); for convolutional networks use 'low_rank'"
         )
 
     @classmethod
-    def num_raw_channels(cls, target_channels: int, num_components: int = 1, rank: int = 0) -> int:
+    def num_raw_channels(cls, target_channels: int, head: HeadOptions = ONE_OF_EACH) -> int:
         """D + D(D+1)/2 for D = target_channels coordinates."""
         return target_channels + target_channels * (target_channels + 1) // 2
 
     @classmethod
-    def initial_blocks(cls, num_components: int, rank: int, scale: float) -> list[InitialBlock]:
+    def initial_blocks(cls, head: HeadOptions, scale: float) -> list[InitialBlock]:
         raise ValueError("a cholesky head is flat and cannot be had by widening a convolution; use 'low_rank'")
 
     @classmethod
     def from_raw(
-        cls,
-        raw: Tensor,
-        *,
-        num_components: int = 1,
-        rank: int = 0,
-        event_shape: Sequence[int] | None = None,
-        pooled_weights: bool = False,
+        cls, raw: Tensor, head: HeadOptions = ONE_OF_EACH, *, event_shape: Sequence[int] | None = None
     ) -> Self:
         """Without `event_shape` the event is a vector of the D that fits the raw width."""
         dim = _solve_dimension(raw.shape[-1]) if event_shape is None else math.prod(event_shape)
@@ -84,6 +85,9 @@ class CholeskyDistribution(NoiseDistribution):
     def variance(self) -> Tensor:
         return self.scale_tril.square().sum(-1).reshape(self.loc.shape)
 
+    def covariance(self) -> Tensor:
+        return self.scale_tril @ self.scale_tril.mT
+
     @full_precision
     def rsample(self, sample_shape: Sequence[int] = (), generator: Generators = None) -> Tensor:
         batch, dim = self.scale_tril.shape[:2]
@@ -91,15 +95,15 @@ class CholeskyDistribution(NoiseDistribution):
         return self.loc + (self.scale_tril @ z.unsqueeze(-1)).squeeze(-1).reshape(*sample_shape, *self.loc.shape)
 
     @full_precision
-    def log_prob(self, value: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Log density of the event, (B,); coordinates where `mask` is False leave the event exactly."""
-        residual, tril = (value - self.loc).flatten(1), self.scale_tril
-        count = residual.new_full(residual.shape[:1], residual.shape[1])
+    def _log_density(self, value: Tensor, mask: Tensor | None) -> Tensor:
+        event, tril = 1 - self.loc.ndim, self.scale_tril
+        residual = (value - self.loc).flatten(event)  # (..., B, D)
+        count = residual.new_full(residual.shape[:-1], residual.shape[-1])
         if mask is not None:
-            keep = expand_mask(mask, self.loc).flatten(1)  # (B, D)
+            keep = expand_mask(mask, value).flatten(event)
             residual = torch.where(keep, residual, 0.0)
             tril = tril_of_sum(torch.where(keep.unsqueeze(-1), tril, 0.0), (~keep).to(tril.dtype))
-            count = keep.sum(1).to(residual.dtype)
+            count = keep.sum(-1).to(residual.dtype)
         white = torch.linalg.solve_triangular(tril, residual.unsqueeze(-1), upper=False).squeeze(-1)
         log_det = 2 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         return -0.5 * (white.square().sum(-1) + log_det + count * math.log(2 * math.pi))
@@ -107,20 +111,23 @@ class CholeskyDistribution(NoiseDistribution):
     def affine(self, scale: float | Tensor, shift: float | Tensor) -> Self:
         rows = torch.as_tensor(scale, dtype=self.loc.dtype, device=self.loc.device)
         rows = rows.expand_as(self.loc).flatten(1)  # (B, D)
-        signed = rows.unsqueeze(-1) * self.scale_tril * rows.sign().unsqueeze(-2)  # same covariance, positive diagonal
-        return type(self)(scale * self.loc + shift, signed)
+        signed = rows.unsqueeze(-1) * self.scale_tril * torch.where(rows < 0, -1.0, 1.0).to(rows).unsqueeze(-2)
+        return type(self)(scale * self.loc + shift, signed)  # same covariance, diagonal >= 0
 
     def scaled(self, tau: float) -> Self:
         return type(self)(self.loc, math.sqrt(check_tau(tau)) * self.scale_tril)
 
-    def convolved(self, variance: float) -> Self:
-        if variance == 0:
-            return self
+    def _convolved(self, variance: float) -> Self:
         scale = torch.full_like(self.scale_tril[..., 0], math.sqrt(variance))
         return type(self)(self.loc, tril_of_sum(self.scale_tril, scale))
 
     def marginal(self) -> GaussianDistribution:
         return GaussianDistribution(self.loc, self.stddev)
+
+    def components(self) -> LowRankMixtureDistribution:
+        """One component of rank D: L L^T."""
+        columns = self.scale_tril.mT.reshape(*self.scale_tril.shape[:2], *self.loc.shape[1:])
+        return LowRankMixtureDistribution.single(self.loc, torch.zeros_like(self.loc), columns)
 
 
 def _normalised_rows(triangle: Tensor, dim: int) -> Tensor:

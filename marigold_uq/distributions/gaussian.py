@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from marigold_uq.distributions.base import (
+    ONE_OF_EACH,
+    HeadOptions,
     InitialBlock,
     NoiseDistribution,
     check_tau,
@@ -25,30 +27,26 @@ class GaussianDistribution(NoiseDistribution):
     """N(loc, diag(scale^2)); `scale` is a standard deviation."""
 
     layout = "[loc, rho]"
-    symmetric = True
 
     loc: Tensor  # (B, *event)
     scale: Tensor  # (B, *event)
 
+    def _expected_shapes(self) -> dict[str, Sequence[int]]:
+        return {"scale": self.loc.shape}
+
     @classmethod
-    def num_blocks(cls, num_components: int = 1, rank: int = 0) -> int:
+    def num_blocks(cls, head: HeadOptions = ONE_OF_EACH) -> int:
         return 2
 
     @classmethod
-    def initial_blocks(cls, num_components: int, rank: int, scale: float) -> list[InitialBlock]:
+    def initial_blocks(cls, head: HeadOptions, scale: float) -> list[InitialBlock]:
         return [InitialBlock(copies_mean=True), InitialBlock(bias=inverse_positive(scale))]
 
     @classmethod
     def from_raw(
-        cls,
-        raw: Tensor,
-        *,
-        num_components: int = 1,
-        rank: int = 0,
-        event_shape: Sequence[int] | None = None,
-        pooled_weights: bool = False,
+        cls, raw: Tensor, head: HeadOptions = ONE_OF_EACH, *, event_shape: Sequence[int] | None = None
     ) -> Self:
-        loc, rho = cls._split_blocks(raw, num_components, rank, event_shape).unbind(1)
+        loc, rho = cls._split_blocks(raw, head, event_shape).unbind(1)
         return cls(loc, positive(rho))
 
     @property
@@ -66,8 +64,7 @@ class GaussianDistribution(NoiseDistribution):
     def rsample(self, sample_shape: Sequence[int] = (), generator: Generators = None) -> Tensor:
         return self.loc + self.scale * randn(sample_shape, self.loc.shape, like=self.loc, generator=generator)
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Log density of each coordinate, (B, *event)."""
+    def _log_density(self, value: Tensor, mask: Tensor | None) -> Tensor:
         return gaussian_log_density(value - self.loc, self.scale)
 
     def affine(self, scale: float | Tensor, shift: float | Tensor) -> Self:
@@ -76,8 +73,8 @@ class GaussianDistribution(NoiseDistribution):
     def scaled(self, tau: float) -> Self:
         return type(self)(self.loc, math.sqrt(check_tau(tau)) * self.scale)
 
-    def convolved(self, variance: float) -> Self:
-        return type(self)(self.loc, (self.scale.square() + variance).sqrt()) if variance else self
+    def _convolved(self, variance: float) -> Self:
+        return type(self)(self.loc, (self.scale.square() + variance).sqrt())
 
     def marginal(self) -> Self:
         return self
@@ -85,6 +82,9 @@ class GaussianDistribution(NoiseDistribution):
     def _marginal_quantile(self, levels: Tensor) -> Tensor:
         z = torch.special.ndtri(levels).reshape(-1, *[1] * self.loc.ndim)  # (Q, 1, ...)
         return self.loc + self.scale * z
+
+    def _marginal_cdf(self, value: Tensor) -> Tensor:
+        return torch.special.ndtr((value - self.loc) / self.scale)
 
 
 def gaussian_log_density(residual: Tensor, scale: Tensor) -> Tensor:

@@ -5,9 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import torch
 from torch import Tensor
 
 from marigold_uq.distributions.base import (
+    MIN_VARIANCE,
+    ONE_OF_EACH,
+    HeadOptions,
     InitialBlock,
     NoiseDistribution,
     check_tau,
@@ -18,6 +22,7 @@ from marigold_uq.distributions.base import (
 )
 from marigold_uq.distributions.gaussian import GaussianDistribution
 from marigold_uq.distributions.linear_algebra import low_rank_log_density
+from marigold_uq.distributions.low_rank_mixture import LowRankMixtureDistribution
 from marigold_uq.randomness import Generators, randn
 
 
@@ -28,34 +33,32 @@ class LowRankDistribution(NoiseDistribution):
 
     layout = "[loc, rho, factor_1..factor_r]"
     joint = True
-    symmetric = True
+    smallest_head = HeadOptions(rank=1)
     default_score = "kernel"
 
     loc: Tensor  # (B, *event)
     cov_diag: Tensor  # (B, *event), a variance
     cov_factor: Tensor  # (B, R, *event)
 
-    @classmethod
-    def num_blocks(cls, num_components: int = 1, rank: int = 0) -> int:
-        return 2 + rank
+    def _expected_shapes(self) -> dict[str, Sequence[int]]:
+        batch, *event = self.loc.shape
+        return {"cov_diag": self.loc.shape, "cov_factor": (batch, *self.cov_factor.shape[1:2], *event)}
 
     @classmethod
-    def initial_blocks(cls, num_components: int, rank: int, scale: float) -> list[InitialBlock]:
-        variance = InitialBlock(bias=inverse_positive(scale**2))
-        return [InitialBlock(copies_mean=True), variance, *[InitialBlock(is_factor=True)] * rank]
+    def num_blocks(cls, head: HeadOptions = ONE_OF_EACH) -> int:
+        return 2 + head.rank
+
+    @classmethod
+    def initial_blocks(cls, head: HeadOptions, scale: float) -> list[InitialBlock]:
+        variance = InitialBlock(bias=inverse_positive(scale**2, MIN_VARIANCE))
+        return [InitialBlock(copies_mean=True), variance, *[InitialBlock(is_factor=True)] * head.rank]
 
     @classmethod
     def from_raw(
-        cls,
-        raw: Tensor,
-        *,
-        num_components: int = 1,
-        rank: int = 0,
-        event_shape: Sequence[int] | None = None,
-        pooled_weights: bool = False,
+        cls, raw: Tensor, head: HeadOptions = ONE_OF_EACH, *, event_shape: Sequence[int] | None = None
     ) -> Self:
-        blocks = cls._split_blocks(raw, num_components, rank, event_shape)
-        return cls(blocks[:, 0], positive(blocks[:, 1]), blocks[:, 2:])
+        blocks = cls._split_blocks(raw, head, event_shape)
+        return cls(blocks[:, 0], positive(blocks[:, 1], MIN_VARIANCE), blocks[:, 2:])
 
     @property
     def rank(self) -> int:
@@ -70,6 +73,10 @@ class LowRankDistribution(NoiseDistribution):
     def variance(self) -> Tensor:
         return self.cov_diag + self.cov_factor.square().sum(1)
 
+    def covariance(self) -> Tensor:
+        factor = self.cov_factor.flatten(2)  # (B, R, D)
+        return torch.diag_embed(self.cov_diag.flatten(1)) + factor.mT @ factor
+
     def rsample(self, sample_shape: Sequence[int] = (), generator: Generators = None) -> Tensor:
         """Loc + U z_r + sqrt(d) z, from r + D normal numbers."""
         batch = self.loc.shape[0]
@@ -79,8 +86,7 @@ class LowRankDistribution(NoiseDistribution):
         shared = (self.cov_factor * z_rank).sum(-self.loc.ndim)
         return self.loc + shared + self.cov_diag.sqrt() * z
 
-    def log_prob(self, value: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Log density of the event, (B,); coordinates where `mask` is False leave the event exactly."""
+    def _log_density(self, value: Tensor, mask: Tensor | None) -> Tensor:
         return low_rank_log_density(value - self.loc, self.cov_diag, self.cov_factor, mask)
 
     def affine(self, scale: float | Tensor, shift: float | Tensor) -> Self:
@@ -90,8 +96,12 @@ class LowRankDistribution(NoiseDistribution):
     def scaled(self, tau: float) -> Self:
         return type(self)(self.loc, check_tau(tau) * self.cov_diag, math.sqrt(tau) * self.cov_factor)
 
-    def convolved(self, variance: float) -> Self:
-        return type(self)(self.loc, self.cov_diag + variance, self.cov_factor) if variance else self
+    def _convolved(self, variance: float) -> Self:
+        return type(self)(self.loc, self.cov_diag + variance, self.cov_factor)
 
     def marginal(self) -> GaussianDistribution:
         return GaussianDistribution(self.loc, self.stddev)
+
+    def components(self) -> LowRankMixtureDistribution:
+        """The mixture of this one component."""
+        return LowRankMixtureDistribution.single(self.loc, self.cov_diag, self.cov_factor)

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 from marigold_uq.distributions.base import (
+    MIN_VARIANCE,
+    ONE_OF_EACH,
+    HeadOptions,
     InitialBlock,
     NoiseDistribution,
     check_tau,
@@ -31,40 +34,53 @@ class LowRankMixtureDistribution(NoiseDistribution):
     layout = "[loc_1..loc_K, rho_1..rho_K, logit_1..logit_K, factor_11..factor_1r, .., factor_K1..factor_Kr]"
     joint = True
     default_score = "kernel"
+    smallest_head = HeadOptions(num_components=2)
 
     loc: Tensor  # (B, K, *event)
     cov_diag: Tensor  # (B, K, *event), variances
     cov_factor: Tensor  # (B, K, R, *event)
     logits: Tensor  # (B, K)
 
-    @classmethod
-    def num_blocks(cls, num_components: int = 1, rank: int = 0) -> int:
-        return num_components * (3 + rank)
+    def _expected_shapes(self) -> dict[str, Sequence[int]]:
+        batch, count, *event = self.loc.shape
+        factor = (batch, count, *self.cov_factor.shape[2:3], *event)
+        return {"cov_diag": self.loc.shape, "cov_factor": factor, "logits": (batch, count)}
 
     @classmethod
-    def initial_blocks(cls, num_components: int, rank: int, scale: float) -> list[InitialBlock]:
-        variances = [InitialBlock(bias=inverse_positive(scale**2))] * num_components
-        weights = [InitialBlock(is_logit=True)] * num_components
-        factors = [InitialBlock(is_factor=True)] * (num_components * rank)
-        return [*spread_components(num_components, scale), *variances, *weights, *factors]
+    def single(cls, loc: Tensor, cov_diag: Tensor, cov_factor: Tensor) -> Self:
+        """One component, from the parameters of a low-rank Gaussian."""
+        weightless = loc.new_zeros(loc.shape[0], 1)
+        return cls(loc.unsqueeze(1), cov_diag.unsqueeze(1), cov_factor.unsqueeze(1), weightless)
+
+    def components(self) -> Self:
+        """The distribution itself."""
+        return self
+
+    @classmethod
+    def num_blocks(cls, head: HeadOptions = ONE_OF_EACH) -> int:
+        return head.num_components * (3 + head.rank)
+
+    @classmethod
+    def initial_blocks(cls, head: HeadOptions, scale: float) -> list[InitialBlock]:
+        count = head.num_components
+        variances = [InitialBlock(bias=inverse_positive(scale**2, MIN_VARIANCE))] * count
+        weights = [InitialBlock(is_logit=True)] * count
+        factors = [InitialBlock(is_factor=True)] * (count * head.rank)
+        return [*spread_components(count, scale), *variances, *weights, *factors]
 
     @classmethod
     def from_raw(
-        cls,
-        raw: Tensor,
-        *,
-        num_components: int = 1,
-        rank: int = 0,
-        event_shape: Sequence[int] | None = None,
-        pooled_weights: bool = False,
+        cls, raw: Tensor, head: HeadOptions = ONE_OF_EACH, *, event_shape: Sequence[int] | None = None
     ) -> Self:
         """Weights belong to whole samples: the logits are averaged over all coordinates."""
-        blocks = cls._split_blocks(raw, num_components, rank, event_shape)
-        loc, rho, logits = blocks[:, : 3 * num_components].chunk(3, dim=1)
-        factor = blocks[:, 3 * num_components :].unflatten(1, (num_components, rank)) if rank else None
-        if factor is None:
-            factor = loc.new_zeros(loc.shape[0], num_components, 0, *loc.shape[2:])
-        return cls(loc, positive(rho), factor, logits.flatten(2).mean(2))
+        blocks = cls._split_blocks(raw, head, event_shape)
+        count = head.num_components
+        loc, rho, logits = blocks[:, : 3 * count].chunk(3, dim=1)
+        if head.rank:
+            factor = blocks[:, 3 * count :].unflatten(1, (count, head.rank))
+        else:
+            factor = loc.new_zeros(loc.shape[0], count, 0, *loc.shape[2:])
+        return cls(loc, positive(rho, MIN_VARIANCE), factor, logits.flatten(2).mean(2))
 
     @property
     def num_components(self) -> int:
@@ -103,13 +119,19 @@ class LowRankMixtureDistribution(NoiseDistribution):
     def _component_index(self) -> Tensor:
         return torch.arange(self.num_components, device=self.loc.device).expand(self.logits.shape)
 
-    def log_prob(self, value: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Log density of the event, (B,); coordinates where `mask` is False leave the event exactly."""
+    def covariance(self) -> Tensor:
+        """Within the components plus between them."""
+        factor = self.cov_factor.flatten(3)  # (B, K, R, D)
+        spread = (self.loc - self.mean.unsqueeze(1)).flatten(2)  # (B, K, D)
+        inner = torch.diag_embed(self.cov_diag.flatten(2)) + factor.mT @ factor
+        return (self.weights[..., None, None] * (inner + spread.unsqueeze(-1) * spread.unsqueeze(-2))).sum(1)
+
+    def _log_density(self, value: Tensor, mask: Tensor | None) -> Tensor:
         components = [
             low_rank_log_density(value - self.loc[:, k], self.cov_diag[:, k], self.cov_factor[:, k], mask)
             for k in range(self.num_components)
         ]
-        return (self.logits.log_softmax(1) + torch.stack(components, 1)).logsumexp(1)
+        return (self.logits.log_softmax(1) + torch.stack(components, -1)).logsumexp(-1)
 
     def affine(self, scale: float | Tensor, shift: float | Tensor) -> Self:
         event = self.loc.ndim - 2
@@ -124,8 +146,8 @@ class LowRankMixtureDistribution(NoiseDistribution):
     def scaled(self, tau: float) -> Self:
         return type(self)(self.loc, check_tau(tau) * self.cov_diag, math.sqrt(tau) * self.cov_factor, self.logits)
 
-    def convolved(self, variance: float) -> Self:
-        return type(self)(self.loc, self.cov_diag + variance, self.cov_factor, self.logits) if variance else self
+    def _convolved(self, variance: float) -> Self:
+        return type(self)(self.loc, self.cov_diag + variance, self.cov_factor, self.logits)
 
     def marginal(self) -> MixtureDistribution:
         scale = (self.cov_diag + self.cov_factor.square().sum(2)).sqrt()

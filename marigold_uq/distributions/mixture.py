@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from marigold_uq.distributions.base import (
+    ONE_OF_EACH,
+    HeadOptions,
     InitialBlock,
     NoiseDistribution,
     check_tau,
@@ -21,8 +23,8 @@ from marigold_uq.distributions.base import (
 from marigold_uq.distributions.gaussian import gaussian_log_density
 from marigold_uq.randomness import Generators, rand, randn
 
-BISECTIONS = 60
-"""Halvings of the bracket around a quantile: more than the bits of a float64 mantissa."""
+MAX_BISECTIONS = 2200
+"""Halvings that bring any bracket of float64 numbers down to its smallest; about 55 suffice where scales are alike."""
 
 
 @register("mixture")
@@ -34,33 +36,32 @@ class MixtureDistribution(NoiseDistribution):
     """
 
     layout = "[loc_1..loc_K, rho_1..rho_K, logit_1..logit_K]"
+    smallest_head = HeadOptions(num_components=2)
 
     loc: Tensor  # (B, K, *event)
     scale: Tensor  # (B, K, *event)
     logits: Tensor  # (B, K, *event)
 
-    @classmethod
-    def num_blocks(cls, num_components: int = 1, rank: int = 0) -> int:
-        return 3 * num_components
+    def _expected_shapes(self) -> dict[str, Sequence[int]]:
+        return {"scale": self.loc.shape, "logits": self.loc.shape}
 
     @classmethod
-    def initial_blocks(cls, num_components: int, rank: int, scale: float) -> list[InitialBlock]:
-        scales = [InitialBlock(bias=inverse_positive(scale))] * num_components
-        return [*spread_components(num_components, scale), *scales, *[InitialBlock(is_logit=True)] * num_components]
+    def num_blocks(cls, head: HeadOptions = ONE_OF_EACH) -> int:
+        return 3 * head.num_components
+
+    @classmethod
+    def initial_blocks(cls, head: HeadOptions, scale: float) -> list[InitialBlock]:
+        count = head.num_components
+        scales = [InitialBlock(bias=inverse_positive(scale))] * count
+        return [*spread_components(count, scale), *scales, *[InitialBlock(is_logit=True)] * count]
 
     @classmethod
     def from_raw(
-        cls,
-        raw: Tensor,
-        *,
-        num_components: int = 1,
-        rank: int = 0,
-        event_shape: Sequence[int] | None = None,
-        pooled_weights: bool = False,
+        cls, raw: Tensor, head: HeadOptions = ONE_OF_EACH, *, event_shape: Sequence[int] | None = None
     ) -> Self:
-        """`pooled_weights`: one weight vector per sample and channel, from the logits averaged over space."""
-        loc, rho, logits = cls._split_blocks(raw, num_components, rank, event_shape).chunk(3, dim=1)
-        if pooled_weights and logits.ndim > 3:
+        """With `head.pooled_weights` one weight vector per sample and channel, from the logits averaged over space."""
+        loc, rho, logits = cls._split_blocks(raw, head, event_shape).chunk(3, dim=1)
+        if head.pooled_weights and logits.ndim > 3:
             space = tuple(range(3, logits.ndim))
             logits = logits.mean(space, keepdim=True).expand_as(loc)
         return cls(loc, positive(rho), logits)
@@ -95,14 +96,13 @@ class MixtureDistribution(NoiseDistribution):
         loc, scale = pick_component(self.weights, uniform, self.loc, self.scale)
         return loc + scale * noise
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Log density of each coordinate, (B, *event)."""
-        components = gaussian_log_density(value.unsqueeze(1) - self.loc, self.scale)
-        return (self.logits.log_softmax(1) + components).logsumexp(1)
+    def _log_density(self, value: Tensor, mask: Tensor | None) -> Tensor:
+        axis = 1 - self.loc.ndim  # where K stands in (..., B, K, *event)
+        components = gaussian_log_density(value.unsqueeze(axis) - self.loc, self.scale)
+        return (self.logits.log_softmax(1) + components).logsumexp(axis)
 
-    def cdf(self, value: Tensor) -> Tensor:
-        """P(X <= value) per coordinate, for value of shape (..., B, *event)."""
-        axis = -(self.loc.ndim - 1)
+    def _marginal_cdf(self, value: Tensor) -> Tensor:
+        axis = 1 - self.loc.ndim
         z = (value.unsqueeze(axis) - self.loc) / self.scale  # (..., B, K, *event)
         return (self.weights * torch.special.ndtr(z)).sum(axis)
 
@@ -114,8 +114,8 @@ class MixtureDistribution(NoiseDistribution):
     def scaled(self, tau: float) -> Self:
         return type(self)(self.loc, math.sqrt(check_tau(tau)) * self.scale, self.logits)
 
-    def convolved(self, variance: float) -> Self:
-        return type(self)(self.loc, (self.scale.square() + variance).sqrt(), self.logits) if variance else self
+    def _convolved(self, variance: float) -> Self:
+        return type(self)(self.loc, (self.scale.square() + variance).sqrt(), self.logits)
 
     def marginal(self) -> Self:
         return self
@@ -129,13 +129,16 @@ class MixtureDistribution(NoiseDistribution):
         with torch.no_grad():
             components = self.loc + self.scale * torch.special.ndtri(levels).unsqueeze(1)  # (Q, B, K, *event)
             low, high = components.amin(2), components.amax(2)  # (Q, B, *event)
-            for _ in range(BISECTIONS):
+            eps, narrowest = torch.finfo(low.dtype).eps, self.scale.amin(1)
+            for _ in range(MAX_BISECTIONS):  # a far component of little weight makes the bracket wide, not the answer
                 middle = 0.5 * (low + high)
+                wide = high - low > eps * (middle.abs() + narrowest)
+                if not bool(wide.any()):
+                    break
                 below = self.cdf(middle) < levels
-                low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+                low, high = torch.where(wide & below, middle, low), torch.where(wide & ~below, middle, high)
             solution = 0.5 * (low + high)
-            density = torch.stack([self.log_prob(one) for one in solution]).exp()
-            density = density.clamp(min=torch.finfo(density.dtype).tiny)
+            density = self.log_prob(solution).exp().clamp(min=torch.finfo(low.dtype).tiny)
         level = self.cdf(solution)
         return solution - (level - level.detach()) / density
 

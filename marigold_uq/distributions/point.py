@@ -6,7 +6,14 @@ from typing import Self
 
 from torch import Tensor
 
-from marigold_uq.distributions.base import InitialBlock, NoiseDistribution, check_tau, register
+from marigold_uq.distributions.base import (
+    ONE_OF_EACH,
+    HeadOptions,
+    InitialBlock,
+    NoiseDistribution,
+    check_tau,
+    register,
+)
 from marigold_uq.distributions.gaussian import GaussianDistribution
 from marigold_uq.randomness import Generators
 
@@ -14,35 +21,29 @@ from marigold_uq.randomness import Generators
 @register("point")
 @dataclass(frozen=True, eq=False)
 class PointDistribution(NoiseDistribution):
-    """Dirac law at `loc`; trained with squared error it is the classical baseline."""
+    """Dirac distribution at `loc`; trained with squared error it is the classical baseline."""
 
     layout = "[loc]"
     joint = True
     has_spread = False
-    symmetric = True
+    has_density = False
     default_score = "squared_error"
 
     loc: Tensor  # (B, *event)
 
     @classmethod
-    def num_blocks(cls, num_components: int = 1, rank: int = 0) -> int:
+    def num_blocks(cls, head: HeadOptions = ONE_OF_EACH) -> int:
         return 1
 
     @classmethod
-    def initial_blocks(cls, num_components: int, rank: int, scale: float) -> list[InitialBlock]:
+    def initial_blocks(cls, head: HeadOptions, scale: float) -> list[InitialBlock]:
         return [InitialBlock(copies_mean=True)]
 
     @classmethod
     def from_raw(
-        cls,
-        raw: Tensor,
-        *,
-        num_components: int = 1,
-        rank: int = 0,
-        event_shape: Sequence[int] | None = None,
-        pooled_weights: bool = False,
+        cls, raw: Tensor, head: HeadOptions = ONE_OF_EACH, *, event_shape: Sequence[int] | None = None
     ) -> Self:
-        return cls(cls._split_blocks(raw, num_components, rank, event_shape)[:, 0])
+        return cls(cls._split_blocks(raw, head, event_shape)[:, 0])
 
     @property
     def mean(self) -> Tensor:
@@ -53,7 +54,8 @@ class PointDistribution(NoiseDistribution):
         return self.loc.new_zeros(self.loc.shape)
 
     def rsample(self, sample_shape: Sequence[int] = (), generator: Generators = None) -> Tensor:
-        return self.loc.expand(*sample_shape, *self.loc.shape)
+        """Copies of `loc`: who changes a draw must not change the distribution."""
+        return self.loc.expand(*sample_shape, *self.loc.shape).clone()
 
     def affine(self, scale: float | Tensor, shift: float | Tensor) -> Self:
         return type(self)(scale * self.loc + shift)
@@ -62,9 +64,7 @@ class PointDistribution(NoiseDistribution):
         check_tau(tau)
         return self
 
-    def convolved(self, variance: float) -> NoiseDistribution:
-        if variance == 0:
-            return self
+    def _convolved(self, variance: float) -> NoiseDistribution:
         return GaussianDistribution(self.loc, self.loc.new_full((), variance).sqrt().expand_as(self.loc))
 
     def marginal(self) -> NoiseDistribution:
@@ -72,3 +72,6 @@ class PointDistribution(NoiseDistribution):
 
     def _marginal_quantile(self, levels: Tensor) -> Tensor:
         return self.loc.expand(len(levels), *self.loc.shape)
+
+    def _marginal_cdf(self, value: Tensor) -> Tensor:
+        return (value >= self.loc).to(self.dtype)

@@ -1,4 +1,4 @@
-"""An implicit law known through draws only (eps^ES in the paper)."""
+"""An implicit distribution known through draws only (eps^ES in the paper)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,8 +7,17 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from marigold_uq.distributions.base import InitialBlock, NoiseDistribution, at_least_float32, check_tau, register
+from marigold_uq.distributions.base import (
+    ONE_OF_EACH,
+    HeadOptions,
+    InitialBlock,
+    NoiseDistribution,
+    check_tau,
+    register,
+)
 from marigold_uq.distributions.low_rank_mixture import LowRankMixtureDistribution
+from marigold_uq.distributions.order_statistics import member_quantiles
+from marigold_uq.precision import at_least_float32
 from marigold_uq.randomness import Generators, rand
 
 
@@ -24,36 +33,32 @@ class SampleDistribution(NoiseDistribution):
     layout = "[draw]"
     joint = True
     has_spread = False
+    has_density = False
+    batch_axis = 1
     noise_channels = 1
     default_score = "energy"
 
     draws: Tensor  # (M, B, *event)
 
     @classmethod
-    def num_blocks(cls, num_components: int = 1, rank: int = 0) -> int:
+    def num_blocks(cls, head: HeadOptions = ONE_OF_EACH) -> int:
         return 1
 
     @classmethod
-    def initial_blocks(cls, num_components: int, rank: int, scale: float) -> list[InitialBlock]:
+    def initial_blocks(cls, head: HeadOptions, scale: float) -> list[InitialBlock]:
         return [InitialBlock(copies_mean=True)]
 
     @classmethod
     def from_raw(
-        cls,
-        raw: Tensor,
-        *,
-        num_components: int = 1,
-        rank: int = 0,
-        event_shape: Sequence[int] | None = None,
-        pooled_weights: bool = False,
+        cls, raw: Tensor, head: HeadOptions = ONE_OF_EACH, *, event_shape: Sequence[int] | None = None
     ) -> Self:
         """One network call is one draw; `stack` joins several."""
-        return cls(cls._split_blocks(raw, num_components, rank, event_shape)[:, 0].unsqueeze(0))
+        return cls(cls._split_blocks(raw, head, event_shape)[:, 0].unsqueeze(0))
 
     @classmethod
-    def stack(cls, laws: Sequence["SampleDistribution"]) -> Self:
-        """The law of all the draws of `laws`."""
-        return cls(torch.cat([at_least_float32(law.draws) for law in laws]))
+    def stack(cls, parts: Sequence["SampleDistribution"]) -> Self:
+        """The distribution of all the draws of `parts`."""
+        return cls(torch.cat([at_least_float32(part.draws) for part in parts]))
 
     @property
     def shape(self) -> torch.Size:
@@ -66,6 +71,11 @@ class SampleDistribution(NoiseDistribution):
     @property
     def variance(self) -> Tensor:
         return self.draws.var(0, correction=0)
+
+    def covariance(self) -> Tensor:
+        """Of the M draws, divisor M."""
+        spread = (self.draws - self.mean).flatten(2).transpose(0, 1)  # (B, M, D)
+        return spread.mT @ spread / self.draws.shape[0]
 
     def rsample(self, sample_shape: Sequence[int] = (), generator: Generators = None) -> Tensor:
         num_draws, batch = self.draws.shape[:2]
@@ -80,10 +90,8 @@ class SampleDistribution(NoiseDistribution):
         check_tau(tau)
         return self
 
-    def convolved(self, variance: float) -> NoiseDistribution:
+    def _convolved(self, variance: float) -> NoiseDistribution:
         """Around each draw a Gaussian: a mixture of M joint components."""
-        if variance == 0:
-            return self
         loc = self.draws.transpose(0, 1)  # (B, M, *event)
         return LowRankMixtureDistribution(
             loc=loc,
@@ -97,9 +105,10 @@ class SampleDistribution(NoiseDistribution):
 
     def _marginal_quantile(self, levels: Tensor) -> Tensor:
         """Plotting positions m/(M+1) (`weibull`), constant beyond the outermost draws."""
-        ordered, num_draws = self.draws.sort(0).values, self.draws.shape[0]
-        position = (levels * (num_draws + 1) - 1).clamp(0, num_draws - 1)
-        low = position.floor().long()
-        high = (low + 1).clamp(max=num_draws - 1)
-        weight = (position - low).reshape(-1, *[1] * (self.draws.ndim - 1))
-        return torch.lerp(ordered[low], ordered[high], weight)
+        return member_quantiles(self.draws, levels.tolist())
+
+    def _marginal_cdf(self, value: Tensor) -> Tensor:
+        share = torch.zeros_like(value)
+        for draw in self.draws:  # one by one: no (M, ..., B, *event)
+            share = share + (draw <= value).to(share.dtype)
+        return share / self.draws.shape[0]

@@ -134,6 +134,7 @@ def model_fingerprint(model: str | Path | None) -> str | None:
 
 def make_forecaster(options: FieldEvaluation, split: FieldSplit) -> Forecaster:
     """The model or baseline that the options name, checked against the data."""
+    assert options.model is not None  # `resolved` options
     if options.model == "persistence":
         return Persistence()
     if options.model == "climatology":

@@ -4,6 +4,7 @@
 errors and ratios over one or many processes.
 """
 
+from marigold_uq.metrics.dependence import dawid_sebastiani, threshold_weighted_crps, variogram_score
 from marigold_uq.metrics.intervals import nested_interval
 from marigold_uq.metrics.probabilistic import (
     absolute_error,
@@ -26,6 +27,7 @@ from marigold_uq.metrics.probabilistic import (
     spread_skill,
     squared_error,
     student_t_interval,
+    weighted_interval_score,
 )
 from marigold_uq.metrics.reduce import DERIVED, DerivedQuantity, Estimate, MeanAccumulator, SampleTable
 
@@ -39,6 +41,7 @@ __all__ = [
     "central_interval",
     "coverage",
     "crps",
+    "dawid_sebastiani",
     "energy_score",
     "ensemble_statistics",
     "ensemble_variance",
@@ -56,4 +59,7 @@ __all__ = [
     "spread_skill",
     "squared_error",
     "student_t_interval",
+    "threshold_weighted_crps",
+    "variogram_score",
+    "weighted_interval_score",
 ]

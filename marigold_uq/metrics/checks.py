@@ -3,10 +3,9 @@
 import torch
 from torch import Tensor
 
+from marigold_uq.precision import accumulator_dtype, at_least_float32
 
-def at_least_float32(value: Tensor) -> Tensor:
-    """`value` in float32 or float64: half precision and integers are raised to float32, float64 stays."""
-    return value if value.dtype in (torch.float32, torch.float64) else value.to(torch.float32)
+__all__ = ["accumulator_dtype", "as_ensemble", "as_mask", "as_members", "at_least_float32"]
 
 
 def as_members(samples: Tensor) -> Tensor:
@@ -40,8 +39,3 @@ def as_mask(mask: Tensor | None, shape: torch.Size) -> Tensor | None:
         raise ValueError(
             f"mask {tuple(mask.shape)} does not broadcast to {tuple(shape)}: give it the same axes (size 1 to repeat)."
         ) from None
-
-
-def accumulator_dtype(device: torch.device) -> torch.dtype:
-    """float64 for long sums, float32 on Apple's MPS, which has no float64."""
-    return torch.float32 if device.type == "mps" else torch.float64

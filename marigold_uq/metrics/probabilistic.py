@@ -12,8 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from marigold_uq.distributions.linear_algebra import full_precision
-from marigold_uq.metrics.checks import accumulator_dtype, as_ensemble, as_mask, as_members, at_least_float32
+from marigold_uq.metrics.checks import as_ensemble, as_mask, as_members
 from marigold_uq.metrics.intervals import (
     IntervalMethod,
     central_interval,
@@ -23,9 +22,11 @@ from marigold_uq.metrics.intervals import (
     interval_width,
     quantiles,
     reliability,
-    sort_members,
     student_t_interval,
+    weighted_interval_score,
 )
+from marigold_uq.precision import at_least_float32, full_precision
+from marigold_uq.scores.ensemble import CHUNK_ELEMENTS, ensemble_crps, ensemble_energy_score
 
 __all__ = [
     "absolute_error",
@@ -48,13 +49,8 @@ __all__ = [
     "spread_skill",
     "squared_error",
     "student_t_interval",
+    "weighted_interval_score",
 ]
-
-CHUNK_ELEMENTS = 2**21
-"""Numbers held at once by the energy score beyond its inputs: 8 MB in float32."""
-
-BLOCK_COORDINATES = 4096
-"""Longest sum of squares left to the distance kernel's own precision; blocks are added up in float64."""
 
 
 def squared_error(samples: Tensor, target: Tensor) -> Tensor:
@@ -80,7 +76,6 @@ def ensemble_variance(samples: Tensor) -> Tensor:
     return samples.var(dim=0, correction=1)
 
 
-@full_precision
 def crps(samples: Tensor, target: Tensor, *, fair: bool = True) -> Tensor:
     """Continuous ranked probability score E|X - y| - 1/2 E|X - X'| of the members, (...), in O(M log M).
 
@@ -89,17 +84,10 @@ def crps(samples: Tensor, target: Tensor, *, fair: bool = True) -> Tensor:
     empirical law itself. One member has no pairs (the fair form is undefined): both give |x - y|.
     """
     samples, target = as_ensemble(samples, target)
-    num_members = samples.shape[0]
-    # Around the target the sum does not cancel large common offsets (kelvin, metres far away).
-    deviations = sort_members(samples - target)
-    error = deviations.abs().mean(dim=0)
-    if num_members == 1:
-        return error
-    rank = torch.arange(1, num_members + 1, dtype=samples.dtype, device=samples.device)
-    pairs = torch.tensordot(2 * rank - num_members - 1, deviations, dims=1)  # sum over i < j of |x_i - x_j|
-    return error - pairs / (num_members * (num_members - 1 if fair else num_members))
+    return ensemble_crps(samples, target, fair=fair)
 
 
+@full_precision
 def energy_score(
     samples: Tensor,
     target: Tensor,
@@ -134,54 +122,24 @@ def energy_score(
     if not 0 < exponent < 2:
         raise ValueError(f"exponent is {exponent}; the energy score is strictly proper within (0, 2).")
     mask = as_mask(mask, target.shape)
-    batch_shape, event_shape = target.shape[: target.ndim - event_dims], target.shape[target.ndim - event_dims :]
-    flat = (batch_shape.numel(), event_shape.numel())
+    first = target.ndim - event_dims
+    flat = (target.shape[:first].numel(), target.shape[first:].numel())
     members, observed = samples.reshape(samples.shape[0], *flat), target.reshape(flat)  # (M, B, D) and (B, D)
     valid = None if mask is None else mask.reshape(flat)
     num_rows = max(1, chunk_elements // (samples.shape[0] + 1) ** 2)  # so many tables of distances at once
-    scores = target.new_empty(flat[0])
-    for start in range(0, flat[0], num_rows):
-        rows = slice(start, start + num_rows)
-        scores[rows] = _energy_of_rows(
-            members[:, rows],
-            observed[rows],
-            None if valid is None else valid[rows],
-            fair=fair,
+    scores = [
+        ensemble_energy_score(
+            members[:, start : start + num_rows],
+            observed[start : start + num_rows],
             exponent=exponent,
+            lam=1.0 if samples.shape[0] > 1 else 0.0,
+            mask=None if valid is None else valid[start : start + num_rows],
+            fair=fair,
             chunk_elements=chunk_elements,
         )
-    return scores.reshape(batch_shape)
-
-
-def _energy_of_rows(
-    samples: Tensor, target: Tensor, mask: Tensor | None, *, fair: bool, exponent: float, chunk_elements: int
-) -> Tensor:
-    """Energy score of samples (M, B, D) and target (B, D), as (B,)."""
-    num_members = samples.shape[0]
-    squared = _squared_distances(samples, target, mask, chunk_elements)  # (B, M + 1, M + 1), the target is point 0
-    positive = squared > 0  # coinciding points: distance 0 with gradient 0, not 0/0
-    distance = torch.where(positive, squared, 1.0).pow(exponent / 2) * positive
-    error = distance[:, 0, 1:].mean(dim=-1)
-    if num_members == 1:
-        return error
-    pairs = distance[:, 1:, 1:].sum(dim=(-2, -1))  # each pair twice
-    return error - pairs / (2 * num_members * (num_members - 1 if fair else num_members))
-
-
-def _squared_distances(samples: Tensor, target: Tensor, mask: Tensor | None, chunk_elements: int) -> Tensor:
-    """All squared distances between target and members, (B, M + 1, M + 1), summed block by block of coordinates."""
-    num_points, num_rows, num_coordinates = samples.shape[0] + 1, target.shape[0], target.shape[1]
-    step = min(BLOCK_COORDINATES, max(1, chunk_elements // (num_points * num_rows)))
-    dtype = accumulator_dtype(samples.device)
-    total = torch.zeros(num_rows, num_points, num_points, dtype=dtype, device=samples.device)
-    for start in range(0, num_coordinates, step):
-        block = slice(start, start + step)
-        points = torch.cat([target[None, :, block], samples[:, :, block]]).movedim(0, 1)  # (B, M + 1, d)
-        if mask is not None:
-            points = torch.where(mask[:, None, block], points, 0.0)
-        distance = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
-        total = total + distance.to(dtype).square()
-    return total
+        for start in range(0, flat[0], num_rows)
+    ]
+    return torch.cat([target.new_empty(0), *scores]).reshape(target.shape[:first])
 
 
 def gaussian_nll(

@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from marigold_uq.metrics.checks import accumulator_dtype, as_mask
+from marigold_uq.metrics.checks import as_mask
+from marigold_uq.precision import accumulator_dtype
 
 SampleId = int | str
 Average = Literal["samples", "coordinates"]

@@ -64,11 +64,21 @@ class StackedModel(ModelMixin, ConfigMixin):
         """Cut one model out, as a stack of one with the same output; it shares no memory with this one."""
         if not 0 <= model < self.config.num_models:
             raise IndexError(f"model index {model} is out of range for a stack of {self.config.num_models}")
+        return self._resized(1, {name: value[model : model + 1].clone() for name, value in self.state_dict().items()})
+
+    @classmethod
+    def join(cls, stacks: Sequence[Self]) -> Self:
+        """Stacks of the same options as one, their models in turn."""
+        states = [stack.state_dict() for stack in stacks]
+        joined = {name: torch.cat([state[name] for state in states]) for name in states[0]}
+        return stacks[0]._resized(sum(stack.config.num_models for stack in stacks), joined)
+
+    def _resized(self, num_models: int, state: dict[str, Tensor]) -> Self:
+        """The same options for another number of models, with these weights as they are: dtype and device included."""
         options = {name: value for name, value in self.config.items() if not name.startswith("_")}
-        alone = type(self)(**{**options, "num_models": 1})
-        own = {name: value[model : model + 1].clone() for name, value in self.state_dict().items()}
-        alone.load_state_dict(own, assign=True)  # as they are: dtype and device included
-        return alone
+        resized = type(self)(**{**options, "num_models": num_models})
+        resized.load_state_dict(state, assign=True)
+        return resized
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """torch's own `to`: diffusers' (0.42) warns of modules to be kept in float32 where there are none."""
@@ -153,8 +163,17 @@ class StackedMLP(StackedModel):
         if isinstance(timestep, int) or timestep.ndim == 0:
             return self.gate[:, int(timestep)].unsqueeze(1)
         num_models, num_rows, _ = self.gate.shape
+        _check_timesteps(timestep, num_rows)
         offset = num_rows * torch.arange(num_models, device=timestep.device).unsqueeze(1)  # (S, 1)
         return functional.embedding(timestep + offset, self.gate.flatten(0, 1))
+
+
+def _check_timesteps(timestep: Tensor, num_rows: int) -> None:
+    """Beyond its own rows a model would read the gates of the next one. On a GPU looking would mean waiting."""
+    if timestep.device.type == "cpu" and timestep.numel() and not torch.compiler.is_compiling():
+        low, high = (int(end) for end in timestep.aminmax())
+        if low < 0 or high >= num_rows:
+            raise IndexError(f"timesteps must lie within 0..{num_rows - 1}; got {low}..{high}")
 
 
 def _gated(hidden: Tensor, gate: Tensor) -> Tensor:

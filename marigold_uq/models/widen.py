@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from marigold_uq.component_config import store_in_config
-from marigold_uq.distributions import family_class
+from marigold_uq.distributions import HeadOptions, family_class
 
 __all__ = ["add_condition_channels", "narrow", "widen"]
 
@@ -56,7 +56,7 @@ def widen(
     head, generator = unet.conv_out, torch.Generator().manual_seed(seed)
     bias = head.bias if head.bias is not None else head.weight.new_zeros(head.out_channels)
     weights, biases = [], []
-    for block in family.initial_blocks(num_components, rank, initial_scale):
+    for block in family.initial_blocks(HeadOptions(num_components, rank), initial_scale):
         noise = torch.randn(head.weight.shape, generator=generator) if block.is_factor else None
         weights.append(_block_weight(head.weight, block.copies_mean, noise, initial_factor))
         biases.append(block.bias + (bias if block.copies_mean else torch.zeros_like(bias)))
@@ -83,7 +83,7 @@ def narrow(unet: Any, noise_family: str, *, num_components: int = 1, rank: int =
     biases are back to rounding error.
     """
     family = family_class(noise_family)
-    blocks = family.initial_blocks(num_components, rank, 1.0)
+    blocks = family.initial_blocks(HeadOptions(num_components, rank), 1.0)
     head = unet.conv_out
     if head.out_channels % len(blocks):
         raise ValueError(

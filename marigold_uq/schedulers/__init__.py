@@ -1,5 +1,19 @@
-"""The scheduler: stock DDIM, with a law instead of a point as the model output."""
+"""Distributional schedulers: DDIM, EDM and flow matching with one reverse step."""
 
+from marigold_uq.schedulers.distributional import DistributionalScheduler
+from marigold_uq.schedulers.reverse_step import CLEAN, NoiseLevel, OutputForm, StepCoefficients, reverse_step
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
+from marigold_uq.schedulers.scheduling_distributional_edm import DistributionalEDMScheduler
+from marigold_uq.schedulers.scheduling_distributional_flow_match import DistributionalFlowMatchScheduler
 
-__all__ = ["DistributionalDDIMScheduler"]
+__all__ = [
+    "CLEAN",
+    "DistributionalDDIMScheduler",
+    "DistributionalEDMScheduler",
+    "DistributionalFlowMatchScheduler",
+    "DistributionalScheduler",
+    "NoiseLevel",
+    "OutputForm",
+    "StepCoefficients",
+    "reverse_step",
+]

@@ -5,8 +5,9 @@ from marigold_uq.scores.crps import crps
 from marigold_uq.scores.energy import energy_score, projected_crps
 from marigold_uq.scores.kernel import kernel_score
 from marigold_uq.scores.log import log_score
+from marigold_uq.scores.masking import masked_mean
 from marigold_uq.scores.projected import projected_score
-from marigold_uq.scores.reduction import SCORES, masked_mean, mean_score, sample_scores
+from marigold_uq.scores.reduction import SCORES, mean_score, sample_scores
 from marigold_uq.scores.squared import squared_error
 
 __all__ = [

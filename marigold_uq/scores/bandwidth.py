@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from marigold_uq.distributions.linear_algebra import expand_mask
+from marigold_uq.distributions.base import expand_mask
 
 
 class RunningResidualScale(torch.nn.Module):

@@ -1,7 +1,7 @@
 """Continuous ranked probability score of every coordinate."""
 
 import math
-from functools import singledispatch
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -13,44 +13,47 @@ from marigold_uq.distributions import (
     PointDistribution,
     SampleDistribution,
 )
-from marigold_uq.distributions.base import check_value
-from marigold_uq.metrics.probabilistic import crps as ensemble_crps
+from marigold_uq.scores.ensemble import check_draws, ensemble_crps
+from marigold_uq.scores.masking import formula_for, masked_target, zero_masked
 
 INV_SQRT_PI = 1 / math.sqrt(math.pi)
 
 
-def crps(dist: NoiseDistribution, value: Tensor) -> Tensor:
+def crps(dist: NoiseDistribution, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """CRPS(F, y) = E|X - y| - 1/2 E|X - X'| of each marginal, (B, *event); closed form where there is one.
 
-    Joint families are scored through their marginals: the CRPS sees no correlation.
+    Joint families are scored through their marginals: the CRPS sees no correlation. Masked coordinates score 0.
     """
-    return _crps(dist, check_value(dist, value))
+    value, keep = masked_target(dist, value, mask)
+    marginal = dist.marginal()
+    return zero_masked(formula_for(FORMULAS, marginal)(marginal, value), keep)
 
 
-@singledispatch
-def _crps(dist: NoiseDistribution, value: Tensor) -> Tensor:
-    return _crps(dist.marginal(), value)
-
-
-@_crps.register
-def _(dist: PointDistribution, value: Tensor) -> Tensor:
+def _point(dist: PointDistribution, value: Tensor) -> Tensor:
     return (value - dist.loc).abs()
 
 
-@_crps.register
-def _(dist: GaussianDistribution, value: Tensor) -> Tensor:
+def _gaussian(dist: GaussianDistribution, value: Tensor) -> Tensor:
     # s [z (2 Phi(z) - 1) + 2 phi(z) - 1/sqrt(pi)], written so that no product overflows for tiny s
     return absolute_moment(value - dist.loc, dist.scale) - INV_SQRT_PI * dist.scale
 
 
-@_crps.register
-def _(dist: MixtureDistribution, value: Tensor) -> Tensor:
+def _mixture(dist: MixtureDistribution, value: Tensor) -> Tensor:
     return mixture_crps(dist.loc, dist.scale, dist.weights, value)
 
 
-@_crps.register
-def _(dist: SampleDistribution, value: Tensor) -> Tensor:
+def _sample(dist: SampleDistribution, value: Tensor) -> Tensor:
+    check_draws(dist.draws)
     return ensemble_crps(dist.draws, value)
+
+
+FORMULAS: dict[type[NoiseDistribution], Callable[..., Tensor]] = {
+    PointDistribution: _point,
+    GaussianDistribution: _gaussian,
+    MixtureDistribution: _mixture,
+    SampleDistribution: _sample,
+}
+"""Families that `marginal` returns."""
 
 
 def mixture_crps(loc: Tensor, scale: Tensor, weights: Tensor, value: Tensor) -> Tensor:

@@ -51,13 +51,18 @@ def box_directions(
     return weights / norm.clamp(min=torch.finfo(like.dtype).tiny)
 
 
+def check_patch_size(patch_size: int | None) -> None:
+    """A patch has at least one coordinate along every axis."""
+    if patch_size is not None and patch_size < 1:
+        raise ValueError(f"patch_size must be a positive number of coordinates; got {patch_size}")
+
+
 def fold_patches(value: Tensor, patch_size: int, space: int) -> Tensor:
     """(B, ..., *space) -> (B P, ..., patch_size, ..): the P patches of the last `space` axes join the batch.
 
     Sizes that patch_size does not divide are padded with zeros (False in a mask).
     """
-    if patch_size < 1:
-        raise ValueError(f"patch_size must be a positive number of coordinates; got {patch_size}")
+    check_patch_size(patch_size)
     if space == 0:
         return value
     for axis in range(value.ndim - space, value.ndim):

@@ -1,28 +1,26 @@
-"""Energy score: in closed form along directions for Gaussian laws, from draws for the others.
+"""Energy score: in closed form along directions for Gaussian families, from draws for the others.
 
-||x|| = c_D E_a |a . x| over uniform unit vectors a, hence ES(P, y) = c_D E_a CRPS(law of a . X, a . y); and a . X is a
+||x|| = c_D E_a |a . x| over uniform unit vectors a, hence ES(P, y) = c_D E_a CRPS(a . X, a . y); and a . X is a
 one-dimensional Gaussian (mixture), whose CRPS is closed. No draw of X is needed, no bandwidth, O(D r) per direction.
 """
 
 import math
-from functools import singledispatch
 
 import torch
 from torch import Tensor
 
 from marigold_uq.distributions import (
-    CholeskyDistribution,
-    LowRankDistribution,
     LowRankMixtureDistribution,
     NoiseDistribution,
     PointDistribution,
     SampleDistribution,
 )
-from marigold_uq.distributions.base import check_value
-from marigold_uq.distributions.linear_algebra import expand_mask, full_precision
+from marigold_uq.distributions.base import expand_mask
+from marigold_uq.precision import full_precision
 from marigold_uq.scores.crps import crps, mixture_crps
-from marigold_uq.scores.directions import fold_patches, isotropic_directions
+from marigold_uq.scores.directions import check_patch_size, fold_patches, isotropic_directions
 from marigold_uq.scores.ensemble import coordinate_energy_score, ensemble_energy_score
+from marigold_uq.scores.masking import masked_target, needs_generator, zero_masked
 
 
 @full_precision
@@ -42,26 +40,32 @@ def energy_score(
 
     Joint Gaussian families with exponent 1 use the projected closed form along `num_directions` random directions;
     with `patch_size` the score of each patch of coordinates by itself, averaged over patches (local correlations,
-    which isotropic directions drown in high dimension). Anything else uses `num_draws` draws, fairly.
+    which isotropic directions drown in high dimension). Anything else uses `num_draws` draws, fairly. Both need a
+    `generator`. Masked coordinates leave the event of a joint family and score 0 in the others.
     """
     if not 0 < exponent < 2:
         raise ValueError(f"the energy score is proper for exponents strictly between 0 and 2; got {exponent}")
-    value, plain = check_value(dist, value), exponent == lam == 1.0
-    if plain and dist.joint and not isinstance(dist, PointDistribution | SampleDistribution):
-        return _projected_energy(dist, value, mask, patch_size, num_directions, generator)
+    (value, keep), plain = masked_target(dist, value, mask), exponent == lam == 1.0
+    if plain and dist.joint and dist.has_density:
+        check_patch_size(patch_size)
+        generator = needs_generator(generator, "the energy score of a joint Gaussian family looks along random lines")
+        return _projected_energy(dist, value, keep, patch_size, num_directions, generator)
     if patch_size is not None:
         raise ValueError(
             f"patch_size={patch_size} needs the projected closed form: a joint Gaussian family with exponent 1 and "
             f"lam 1; got family {dist.name!r}, exponent {exponent}, lam {lam}. Leave patch_size out."
         )
     if plain and not dist.joint:
-        return crps(dist, value)  # in one dimension the two are the same
+        return crps(dist, value, mask=keep)  # in one dimension the two are the same
     if isinstance(dist, PointDistribution):  # X = X', so the second term is 0
-        return ensemble_energy_score(dist.loc.unsqueeze(0), value, exponent=exponent, lam=0.0, mask=mask)
-    draws = dist.draws if isinstance(dist, SampleDistribution) else dist.rsample((num_draws,), generator)
+        return ensemble_energy_score(dist.loc.unsqueeze(0), value, exponent=exponent, lam=0.0, mask=keep)
+    if isinstance(dist, SampleDistribution):
+        draws = dist.draws
+    else:
+        draws = dist.rsample((num_draws,), needs_generator(generator, "this energy score is estimated from draws"))
     if dist.joint:
-        return ensemble_energy_score(draws, value, exponent=exponent, lam=lam, mask=mask)
-    return coordinate_energy_score(draws, value, exponent=exponent, lam=lam)
+        return ensemble_energy_score(draws, value, exponent=exponent, lam=lam, mask=keep)
+    return zero_masked(coordinate_energy_score(draws, value, exponent=exponent, lam=lam), keep)
 
 
 def _projected_energy(
@@ -74,9 +78,9 @@ def _projected_energy(
 ) -> Tensor:
     if patch_size is not None:
         return patch_energy_score(dist, value, patch_size, num_directions, mask=mask, generator=generator)
-    dim = value[0].numel()
+    dim = math.prod(value.shape[1:])
     directions = isotropic_directions(dim, num_directions, like=value, generator=generator)
-    along = projected_crps(dist, value, directions.reshape(-1, *value.shape[1:]), mask)  # (B, N)
+    along = projected_crps(dist, value, directions.unflatten(1, value.shape[1:]), mask)  # (B, N)
     return projection_constant(dim) * along.mean(1)
 
 
@@ -88,17 +92,17 @@ def projection_constant(dim: int) -> float:
 @full_precision
 def projected_crps(dist: NoiseDistribution, value: Tensor, directions: Tensor, mask: Tensor | None = None) -> Tensor:
     """CRPS of a . X at a . y for directions (N, *event): (B, N). Masked coordinates are projected out."""
-    law = gaussian_components(dist)
+    parts = dist.components()
     a = directions.flatten(1).unsqueeze(0)  # (1, N, D)
     if mask is not None:
         keep = expand_mask(mask, value)
         value = torch.where(keep, value, 0.0)  # a masked target may be NaN
         a = a * keep.flatten(1).unsqueeze(1)  # (B, N, D)
-    gap = (value.unsqueeze(1) - law.loc).flatten(2) @ a.mT  # (B, K, N)
-    shared = (law.cov_factor.flatten(3) @ a.unsqueeze(1).mT).square().sum(2)  # (B, K, N)
-    variance = law.cov_diag.flatten(2) @ a.square().mT + shared
+    gap = (value.unsqueeze(1) - parts.loc).flatten(2) @ a.mT  # (B, K, N)
+    shared = (parts.cov_factor.flatten(3) @ a.unsqueeze(1).mT).square().sum(2)  # (B, K, N)
+    variance = parts.cov_diag.flatten(2) @ a.square().mT + shared
     scale = variance.clamp(min=torch.finfo(variance.dtype).tiny).sqrt()  # 0 where all coordinates are masked
-    weights = law.weights.unsqueeze(-1).expand_as(gap)
+    weights = parts.weights.unsqueeze(-1).expand_as(gap)
     return mixture_crps(-gap, scale, weights, torch.zeros_like(gap[:, 0]))
 
 
@@ -128,52 +132,24 @@ def patch_projected_crps(
 ) -> Tensor:
     """Mean CRPS along `num_directions` unit directions within each patch, (B,).
 
-    The law of a patch is the marginal law of its coordinates. Patches tile the event; those that stick out of it are
-    padded with masked coordinates, which leave the event exactly. The mean is over patches with any coordinate left.
+    The distribution of a patch is the marginal one of its coordinates. Patches tile the event; those that stick out of
+    it are padded with masked coordinates, which leave the event exactly. The mean is over patches with any left.
     """
-    law, space = gaussian_components(dist), value.ndim - 2
+    whole, space = dist.components(), value.ndim - 2
     keep = torch.ones_like(value, dtype=torch.bool) if mask is None else expand_mask(mask, value)
     patches = LowRankMixtureDistribution(
-        loc=fold_patches(law.loc, patch_size, space),
-        cov_diag=fold_patches(law.cov_diag, patch_size, space),
-        cov_factor=fold_patches(law.cov_factor, patch_size, space),
-        logits=law.logits.repeat_interleave(_num_patches(value, patch_size), 0),
+        loc=fold_patches(whole.loc, patch_size, space),
+        cov_diag=fold_patches(whole.cov_diag, patch_size, space),
+        cov_factor=fold_patches(whole.cov_factor, patch_size, space),
+        logits=whole.logits.repeat_interleave(_num_patches(value, patch_size), 0),
     )
     part, part_keep = fold_patches(value, patch_size, space), fold_patches(keep, patch_size, space)
-    directions = isotropic_directions(part[0].numel(), num_directions, like=value, generator=generator)
-    along = projected_crps(patches, part, directions.reshape(-1, *part.shape[1:]), part_keep)  # (B P, N)
-    occupied = part_keep.flatten(1).any(1).unflatten(0, (value.shape[0], -1))  # (B, P)
+    directions = isotropic_directions(math.prod(part.shape[1:]), num_directions, like=value, generator=generator)
+    along = projected_crps(patches, part, directions.unflatten(1, part.shape[1:]), part_keep)  # (B P, N)
+    occupied = part_keep.flatten(1).any(1).unflatten(0, (value.shape[0], _num_patches(value, patch_size)))  # (B, P)
     total = (along.mean(1).unflatten(0, occupied.shape) * occupied).sum(1)
     return total / occupied.sum(1).clamp(min=1)
 
 
 def _num_patches(value: Tensor, patch_size: int) -> int:
     return math.prod(-(-length // patch_size) for length in value.shape[2:])
-
-
-@singledispatch
-def gaussian_components(dist: NoiseDistribution) -> LowRankMixtureDistribution:
-    """A joint Gaussian law written as diagonal-plus-factor components, the form whose projections are one formula."""
-    raise TypeError(f"the law of a . X has no closed form for family {dist.name!r}; it needs a joint Gaussian family")
-
-
-@gaussian_components.register
-def _(dist: LowRankMixtureDistribution) -> LowRankMixtureDistribution:
-    return dist
-
-
-@gaussian_components.register
-def _(dist: LowRankDistribution) -> LowRankMixtureDistribution:
-    return _single_component(dist.loc, dist.cov_diag, dist.cov_factor)
-
-
-@gaussian_components.register
-def _(dist: CholeskyDistribution) -> LowRankMixtureDistribution:
-    columns = dist.scale_tril.mT.reshape(dist.loc.shape[0], -1, *dist.loc.shape[1:])  # L L^T is of rank D
-    return _single_component(dist.loc, torch.zeros_like(dist.loc), columns)
-
-
-def _single_component(loc: Tensor, cov_diag: Tensor, cov_factor: Tensor) -> LowRankMixtureDistribution:
-    return LowRankMixtureDistribution(
-        loc.unsqueeze(1), cov_diag.unsqueeze(1), cov_factor.unsqueeze(1), loc.new_zeros(loc.shape[0], 1)
-    )

@@ -4,7 +4,8 @@ S(P, y) = 1/2 E k(X, X') - E k(X, y) + 1/2, where for Z ~ N(m, S)
 E exp(-||Z||^2 / gamma^2) = det(I + 2 S/gamma^2)^(-1/2) exp(-m^T (gamma^2 I + 2 S)^-1 m).
 """
 
-from functools import singledispatch
+import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -19,15 +20,15 @@ from marigold_uq.distributions import (
     PointDistribution,
     SampleDistribution,
 )
-from marigold_uq.distributions.base import check_value
+from marigold_uq.distributions.base import expand_mask
 from marigold_uq.distributions.linear_algebra import (
     drop_masked,
-    expand_mask,
-    full_precision,
     low_rank_quadratic,
     tril_of_sum,
 )
+from marigold_uq.precision import full_precision
 from marigold_uq.scores.ensemble import ensemble_kernel_score
+from marigold_uq.scores.masking import formula_for, masked_target, zero_masked
 
 
 def kernel_score(
@@ -44,44 +45,43 @@ def kernel_score(
     any dimension when bandwidth is about the RMS of the residual; otherwise gamma = bandwidth. `bandwidth` may differ
     from sample to sample, shape (B,).
     """
-    value = check_value(dist, value)
+    if not isinstance(bandwidth, Tensor) and not bandwidth > 0:  # a tensor is not looked at: that would wait for it
+        raise ValueError(f"the bandwidth of a kernel must be positive; got {bandwidth}")
+    value, keep = masked_target(dist, value, mask)
     gamma = torch.as_tensor(bandwidth, dtype=value.dtype, device=value.device).expand(value.shape[0])
-    if bool((gamma <= 0).any()):
-        raise ValueError(f"the bandwidth of a kernel is positive; got {bandwidth}")
-    if per_dimension and dist.joint:
-        count = value[0].numel() if mask is None else expand_mask(mask, value).flatten(1).sum(1).clamp(min=1)
-        gamma = gamma * torch.as_tensor(count, dtype=value.dtype, device=value.device).sqrt()
-    return _kernel_score(dist, value, gamma, mask)
+    if not dist.joint:
+        return zero_masked(formula_for(FORMULAS, dist)(dist, value, gamma, None), keep)
+    if per_dimension:
+        gamma = gamma * _num_coordinates(value, keep).sqrt()
+    return formula_for(FORMULAS, dist)(dist, value, gamma, keep)
 
 
-@singledispatch
-def _kernel_score(dist: NoiseDistribution, value: Tensor, gamma: Tensor, mask: Tensor | None) -> Tensor:
-    raise TypeError(f"no kernel score for {type(dist).__name__}")
+def _num_coordinates(value: Tensor, keep: Tensor | None) -> Tensor:
+    """Of each sample, those that count, at least 1: (B,)."""
+    if keep is None:
+        return value.new_full(value.shape[:1], math.prod(value.shape[1:]))
+    return keep.flatten(1).sum(1).clamp(min=1).to(value.dtype)
 
 
-@_kernel_score.register
-def _(dist: PointDistribution, value: Tensor, gamma: Tensor, mask: Tensor | None) -> Tensor:
+def _point(dist: PointDistribution, value: Tensor, gamma: Tensor, mask: Tensor | None) -> Tensor:
     residual = value - dist.loc
     if mask is not None:
         residual = torch.where(expand_mask(mask, value), residual, 0.0)
     return -torch.expm1(-residual.flatten(1).square().sum(1) / gamma.square())
 
 
-@_kernel_score.register
-def _(dist: SampleDistribution, value: Tensor, gamma: Tensor, mask: Tensor | None) -> Tensor:
+def _sample(dist: SampleDistribution, value: Tensor, gamma: Tensor, mask: Tensor | None) -> Tensor:
     return ensemble_kernel_score(dist.draws, value, gamma, mask=mask)
 
 
-@_kernel_score.register
-def _(dist: GaussianDistribution, value: Tensor, gamma: Tensor, mask: Tensor | None) -> Tensor:
+def _gaussian(dist: GaussianDistribution, value: Tensor, gamma: Tensor, mask: Tensor | None) -> Tensor:
     gamma = gamma.reshape(-1, *[1] * (value.ndim - 1))
     to_value = _expected_kernel(value - dist.loc, dist.scale.square(), gamma)
     between = _expected_kernel(torch.zeros_like(dist.loc), 2 * dist.scale.square(), gamma)
     return 0.5 * between - to_value + 0.5
 
 
-@_kernel_score.register
-def _(dist: MixtureDistribution, value: Tensor, gamma: Tensor, mask: Tensor | None) -> Tensor:
+def _mixture(dist: MixtureDistribution, value: Tensor, gamma: Tensor, mask: Tensor | None) -> Tensor:
     gamma = gamma.reshape(-1, *[1] * value.ndim)
     loc, variance, weights = dist.loc, dist.scale.square(), dist.weights
     to_value = (weights * _expected_kernel(value.unsqueeze(1) - loc, variance, gamma)).sum(1)
@@ -92,16 +92,10 @@ def _(dist: MixtureDistribution, value: Tensor, gamma: Tensor, mask: Tensor | No
     return 0.5 * between - to_value + 0.5
 
 
-@_kernel_score.register
-def _(dist: LowRankDistribution, value: Tensor, gamma: Tensor, mask: Tensor | None) -> Tensor:
-    residual, diag, factor, _ = drop_masked(value - dist.loc, dist.cov_diag, dist.cov_factor, mask, neutral_diag=0.0)
-    to_value = _joint_kernel(residual, diag, factor, gamma)
-    between = _joint_kernel(torch.zeros_like(residual), 2 * diag, 2**0.5 * factor, gamma)
-    return 0.5 * between - to_value + 0.5
-
-
-@_kernel_score.register
-def _(dist: LowRankMixtureDistribution, value: Tensor, gamma: Tensor, mask: Tensor | None) -> Tensor:
+def _components(
+    joint: LowRankDistribution | LowRankMixtureDistribution, value: Tensor, gamma: Tensor, mask: Tensor | None
+) -> Tensor:
+    dist = joint.components()
     parts = [
         drop_masked(value - dist.loc[:, k], dist.cov_diag[:, k], dist.cov_factor[:, k], mask, neutral_diag=0.0)
         for k in range(dist.num_components)
@@ -110,18 +104,17 @@ def _(dist: LowRankMixtureDistribution, value: Tensor, gamma: Tensor, mask: Tens
     score = torch.full_like(weights[:, 0], 0.5)
     for i, (gap_i, diag_i, factor_i, _) in enumerate(parts):
         score = score - weights[:, i] * _joint_kernel(gap_i, diag_i, factor_i, gamma)
-        for j, (gap_j, diag_j, factor_j, _) in enumerate(parts[: i + 1]):
-            both = torch.cat(
-                [factor_i, factor_j], 1
-            )  # X_i - X_j has covariance diag_i + diag_j + U_i U_i^T + U_j U_j^T
+        own = _joint_kernel(torch.zeros_like(gap_i), 2 * diag_i, 2**0.5 * factor_i, gamma)
+        score = score + 0.5 * weights[:, i].square() * own
+        for j, (gap_j, diag_j, factor_j, _) in enumerate(parts[:i]):
+            both = torch.cat([factor_i, factor_j], 1)  # Cov(X_i - X_j) = diag_i + diag_j + U_i U_i^T + U_j U_j^T
             pair = _joint_kernel(gap_i - gap_j, diag_i + diag_j, both, gamma)
-            score = score + (0.5 if i == j else 1.0) * weights[:, i] * weights[:, j] * pair
+            score = score + weights[:, i] * weights[:, j] * pair
     return score
 
 
-@_kernel_score.register
 @full_precision
-def _(dist: CholeskyDistribution, value: Tensor, gamma: Tensor, mask: Tensor | None) -> Tensor:
+def _cholesky(dist: CholeskyDistribution, value: Tensor, gamma: Tensor, mask: Tensor | None) -> Tensor:
     residual, tril = (value - dist.loc).flatten(1), dist.scale_tril
     if mask is not None:
         keep = expand_mask(mask, value).flatten(1)
@@ -129,6 +122,17 @@ def _(dist: CholeskyDistribution, value: Tensor, gamma: Tensor, mask: Tensor | N
     to_value = _dense_kernel(residual, tril, gamma)
     between = _dense_kernel(torch.zeros_like(residual), 2**0.5 * tril, gamma)
     return 0.5 * between - to_value + 0.5
+
+
+FORMULAS: dict[type[NoiseDistribution], Callable[..., Tensor]] = {
+    PointDistribution: _point,
+    SampleDistribution: _sample,
+    GaussianDistribution: _gaussian,
+    MixtureDistribution: _mixture,
+    LowRankDistribution: _components,
+    LowRankMixtureDistribution: _components,
+    CholeskyDistribution: _cholesky,
+}
 
 
 def _expected_kernel(mean: Tensor, variance: Tensor, gamma: Tensor) -> Tensor:

@@ -1,14 +1,16 @@
-"""The training recipe for joint Gaussian laws along directions: marginals + patches + random boxes."""
+"""The training recipe for joint Gaussian families along directions: marginals + patches + random boxes."""
+
+import math
 
 import torch
 from torch import Tensor
 
 from marigold_uq.distributions import NoiseDistribution
-from marigold_uq.distributions.base import check_value
-from marigold_uq.distributions.linear_algebra import expand_mask, full_precision
+from marigold_uq.precision import full_precision
 from marigold_uq.scores.crps import crps
 from marigold_uq.scores.directions import box_directions, isotropic_directions
 from marigold_uq.scores.energy import patch_projected_crps, projected_crps
+from marigold_uq.scores.masking import masked_mean, masked_target, needs_generator
 
 
 @full_precision
@@ -30,17 +32,16 @@ def projected_score(
     a rectangle apart. A few isotropic directions, weak as they are in high dimension, make the score strictly proper. A
     number of 0 (or `patch_size` 0) leaves a part out.
     """
-    value = check_value(dist, value)
-    keep = torch.ones_like(value, dtype=torch.bool) if mask is None else expand_mask(mask, value)
-    safe = torch.where(keep, value, dist.mean.detach())
-    count = keep.flatten(1).sum(1).clamp(min=1)
-    score = (crps(dist, safe) * keep).flatten(1).sum(1) / count
+    parts, (value, keep) = dist.components(), masked_target(dist, value, mask)
+    if patch_size or num_boxes or num_isotropic:
+        generator = needs_generator(generator, "the projected score looks along random lines")
+    score = masked_mean(crps(dist, value), keep)
     if patch_size:
-        score = score + patch_projected_crps(dist, safe, patch_size, num_directions, mask=keep, generator=generator)
+        score = score + patch_projected_crps(parts, value, patch_size, num_directions, mask=keep, generator=generator)
     if num_boxes:
         boxes = box_directions(value.shape[1:], num_boxes, like=value, generator=generator)
-        score = score + projected_crps(dist, safe, boxes, keep).mean(1)
+        score = score + projected_crps(parts, value, boxes, keep).mean(1)
     if num_isotropic:
-        sphere = isotropic_directions(value[0].numel(), num_isotropic, like=value, generator=generator)
-        score = score + projected_crps(dist, safe, sphere.reshape(-1, *value.shape[1:]), keep).mean(1)
+        sphere = isotropic_directions(math.prod(value.shape[1:]), num_isotropic, like=value, generator=generator)
+        score = score + projected_crps(parts, value, sphere.unflatten(1, value.shape[1:]), keep).mean(1)
     return score

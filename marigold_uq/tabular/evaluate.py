@@ -28,26 +28,11 @@ from marigold_uq.tabular.scores import (
 )
 from marigold_uq.tabular.uci import UCIDataset
 
-SHOWN = (
+_SHOWN = (
     "rmse", "crps", "nll", "coverage_50", "coverage_80", "coverage_90", "coverage_95", "width_95",
     "interval_coverage_95", "interval_width_95", "fit_seconds", "fit_cpu_seconds",
 )  # fmt: skip
-COVERAGE = 0.95
-
-
-@dataclass(frozen=True)
-class UCISource:
-    """A UCI set whose splits are fitted and scored.
-
-    Args:
-        root: Folder with one folder per set.
-        name: The set.
-        splits: Only the first splits, this many.
-    """
-
-    root: Path
-    name: str
-    splits: int | None = None
+_COVERAGE = 0.95
 
 
 @dataclass(frozen=True)
@@ -58,7 +43,8 @@ class EvaluateTabular:
         output: Folder for the results.
         run: A folder of train_tabular.py, to score on `data`.
         data: Rows to score the run on.
-        uci: Or: a set to fit and score, split by split.
+        uci: Or: the folder of a UCI set, to fit and score split by split.
+        splits: Only the first splits of `uci`, this many.
         model: How the models of `uci` are trained.
         ensemble_size: Draws per row.
         seed: Of fits and draws.
@@ -67,7 +53,8 @@ class EvaluateTabular:
     output: Path
     run: Path | None = None
     data: TableSource | None = None
-    uci: UCISource | None = None
+    uci: Path | None = None
+    splits: int | None = None
     model: ModelOptions = field(default_factory=ModelOptions)
     ensemble_size: int = 100
     seed: int = 0
@@ -82,11 +69,11 @@ def run_evaluation(options: EvaluateTabular, invocation: Invocation) -> int:
         title = f"{options.run} on {options.data.path}"
         model, data = str(options.run / "model"), options.data.path.name
     elif options.uci is not None and options.run is None and options.data is None:
-        splits = evaluate_uci(options.uci, options.model, **settings)
+        splits = evaluate_uci(options.uci, options.model, num_splits=options.splits, **settings)
         title = f"{options.uci.name}, {len(splits)} splits, preset {options.model.preset}"
         model, data = options.model.changes(), options.uci.name
     else:
-        raise ValueError("give --run and --data.path to score a trained model, or --uci.root and --uci.name to fit one")
+        raise ValueError("give --run and --data.path to score a trained model, or --uci to fit one")
     text = write_evaluation(
         options.output,
         title,
@@ -101,11 +88,12 @@ def run_evaluation(options: EvaluateTabular, invocation: Invocation) -> int:
     return 0
 
 
-def evaluate_uci(source: UCISource, model: ModelOptions, *, ensemble_size: int, seed: int) -> list[SplitScores]:
-    """Fit a model to each split, seeded with seed + split, and score its test rows."""
-    dataset = UCIDataset.load(source.root, source.name)
-    splits = list(dataset)[: source.splits]
-    with tqdm(total=len(splits), desc=source.name, unit="split") as bar:
+def evaluate_uci(
+    folder: Path, model: ModelOptions, *, num_splits: int | None = None, ensemble_size: int, seed: int
+) -> list[SplitScores]:
+    """Fit a model to each split of a UCI set, seeded with seed + split, and score its test rows."""
+    splits = list(UCIDataset.load(folder.parent, folder.name))[:num_splits]
+    with tqdm(total=len(splits), desc=folder.name, unit="split") as bar:
         return score_all_splits(
             lambda number: model.estimator(seed=number, ensemble_size=ensemble_size),
             splits,
@@ -134,9 +122,9 @@ def evaluate_run(folder: Path, source: TableSource, *, ensemble_size: int, seed:
         return pipeline(features, size, coverage=coverage, generator=generator)
 
     samples, intervals = draw(ensemble_size, None).samples, None
-    if record.interval is not None and record.interval.coverages[-1] >= COVERAGE:
+    if record.interval is not None and record.interval.coverages[-1] >= _COVERAGE:
         # intervals hold for the number of draws that they were calibrated with
-        intervals = draw(record.ensemble_size or ensemble_size, COVERAGE).interval
+        intervals = draw(record.ensemble_size or ensemble_size, _COVERAGE).interval
     targets = table.targets.reshape(len(table.targets), -1)
     scores = [
         score_rows(
@@ -192,13 +180,17 @@ def write_evaluation(
         for target, summary in summaries.items()
         for name, spread in summary.items()
     }
-    described: dict[str, Any] = {
-        "average": "mean over splits",
-        "num_splits": len(splits) // len(groups),
-        "splits": list(splits),
-    }
-    reports = {"metrics.md": text}
-    write_results(output, "tabular", metrics, reports=reports, ensemble_size=ensemble_size, **described, **facts)
+    write_results(
+        output,
+        "tabular",
+        metrics,
+        reports={"metrics.md": text},
+        ensemble_size=ensemble_size,
+        num_splits=len(splits) // len(groups),
+        average="mean over splits",
+        splits=list(splits),
+        **facts,
+    )
     curves = {target: pooled_curves(group) for target, group in groups.items()}
     figure = calibration_figure(curves, title=title, ensemble_size=ensemble_size)
     save_figure(figure, Path(output) / "calibration.png", overwrite=True)
@@ -209,6 +201,6 @@ def _block(target: str, summary: Mapping[str, Spread]) -> Iterator[str]:
     """The table of one target, below its name if it has one."""
     if target:
         yield f"## {target}"
-    shown = {name: summary[name] for name in SHOWN if name in summary}
+    shown = {name: summary[name] for name in _SHOWN if name in summary}
     rows = [[name, spread.mean, spread.std, spread.standard_error] for name, spread in shown.items()]
     yield markdown_table(["metric", "mean", "std over splits", "standard error"], rows)

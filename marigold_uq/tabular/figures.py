@@ -8,11 +8,11 @@ from marigold_uq.metrics import expected_coverage
 from marigold_uq.plotting import COLORS, REFERENCE
 from marigold_uq.tabular.scores import RELIABILITY_LEVELS
 
-Curves = tuple[Sequence[float], Sequence[float]]
+_Curves = tuple[Sequence[float], Sequence[float]]
 """Observed coverage at `RELIABILITY_LEVELS`, and PIT counts."""
 
 
-def calibration_figure(curves: Mapping[str, Curves], *, title: str, ensemble_size: int) -> Figure:
+def calibration_figure(curves: Mapping[str, _Curves], *, title: str, ensemble_size: int) -> Figure:
     """Observed against nominal coverage, and a PIT histogram for each label ("before" and "after", say).
 
     Below the line and a U: over-confident; above it and a hump: under-confident. The dashed line is the

@@ -52,30 +52,22 @@ class BaselineObjective:
 
 
 class DenoisingObjective:
-    """Score of the predicted noise distribution.
+    """The family's own score of the predicted noise distribution: CRPS, energy score or squared error.
 
     Columns are `features`, `baseline` and `residual`, the x_0 of the diffusion.
 
     Args:
         scheduler: Family, prediction type and schedule.
         num_targets: Target columns C.
-        score: A name of `marigold_uq.scores.SCORES`; None takes the family's own.
         num_draws: Draws M of a family that is known through draws only.
     """
 
-    def __init__(
-        self,
-        scheduler: DistributionalDDIMScheduler,
-        num_targets: int = 1,
-        *,
-        score: str | None = None,
-        num_draws: int = 4,
-    ) -> None:
+    def __init__(self, scheduler: DistributionalDDIMScheduler, num_targets: int = 1, *, num_draws: int = 4) -> None:
         if scheduler.family.noise_channels and num_draws < 2:
             raise ValueError(
                 f"the fair score of family {scheduler.family.name!r} needs num_draws >= 2; got {num_draws}"
             )
-        self.scheduler, self.score = scheduler, score
+        self.scheduler = scheduler
         self.num_draws = num_draws if scheduler.family.noise_channels else 0
         self.num_targets = num_targets
 
@@ -101,7 +93,7 @@ class DenoisingObjective:
     def scores(self, model: nn.Module, batch: Batch) -> Tensor:
         """Score of the predicted distribution at `target`, mean over targets, (S, B)."""
         target = batch["target"]
-        scores = sample_scores(self._distribution(model, batch), target.flatten(0, 1), self.score)
+        scores = sample_scores(self._distribution(model, batch), target.flatten(0, 1))
         return scores.unflatten(0, tuple(target.shape[:2]))
 
     def _distribution(self, model: nn.Module, batch: Batch) -> NoiseDistribution:

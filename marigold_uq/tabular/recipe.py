@@ -17,7 +17,7 @@ PRESETS = ("default", "paper")
 
 FEW_ROWS = 500
 """Below, kappa is chosen on validation rows (docs/tabular.md explains this limit)."""
-ROWS_PER_VALUE = 20
+_ROWS_PER_VALUE = 20
 """A target takes few values if each is seen so often on average: new rows then hold no new value, as a rule."""
 
 
@@ -61,8 +61,6 @@ class Recipe:
 
     noise_family: str = "gaussian"
     num_components: int = 3
-    score: str | None = None
-    """A name of `marigold_uq.scores.SCORES`; None takes the family's own: CRPS, energy score or squared error."""
     num_draws: int = 4
     """Draws per row in training of the family "sample"."""
     num_models: int = 1
@@ -130,7 +128,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class PaperSettings:
+class _PaperSettings:
     """What the paper sets per data set."""
 
     batch_size: int
@@ -139,14 +137,14 @@ class PaperSettings:
 
 
 PAPER_SETTINGS = {
-    "concrete": PaperSettings(32, 5000, 0.1),
-    "energy": PaperSettings(32, 5000, 0.05),
-    "kin8nm": PaperSettings(64, 1000, 0.1),
-    "naval": PaperSettings(64, 5000, 0.0),
-    "power": PaperSettings(64, 5000, 0.1),
-    "protein": PaperSettings(256, 2000, 0.1),
-    "wine": PaperSettings(32, 5000, 0.2),
-    "yacht": PaperSettings(32, 10000, 0.2),
+    "concrete": _PaperSettings(32, 5000, 0.1),
+    "energy": _PaperSettings(32, 5000, 0.05),
+    "kin8nm": _PaperSettings(64, 1000, 0.1),
+    "naval": _PaperSettings(64, 5000, 0.0),
+    "power": _PaperSettings(64, 5000, 0.1),
+    "protein": _PaperSettings(256, 2000, 0.1),
+    "wine": _PaperSettings(32, 5000, 0.2),
+    "yacht": _PaperSettings(32, 10000, 0.2),
 }
 """Batch size, epochs and dropout of the baseline, from the paper and its published code."""
 
@@ -158,9 +156,9 @@ def paper_recipe(num_rows: int, dataset: str | None = None) -> Recipe:
             raise ValueError(f"the paper has no data set {dataset!r}; it has {', '.join(PAPER_SETTINGS)}")
         settings = PAPER_SETTINGS[dataset]
     elif num_rows < 2000:
-        settings = PaperSettings(32, 5000, 0.1)
+        settings = _PaperSettings(32, 5000, 0.1)
     else:
-        settings = PaperSettings(64, 5000, 0.1) if num_rows < 20000 else PaperSettings(256, 2000, 0.1)
+        settings = _PaperSettings(64, 5000, 0.1) if num_rows < 20000 else _PaperSettings(256, 2000, 0.1)
     return Recipe(batch_size=settings.batch_size, max_epochs=settings.max_epochs, dropout=settings.dropout)
 
 
@@ -239,5 +237,5 @@ def _checked_kappa_rows(recipe: Recipe, asked: bool | None) -> Recipe:
 def known_values(targets: NDArray[np.float64]) -> list[list[float] | None] | None:
     """For each column of (n, C) its values, rising, if there are few, else None; None if no column has few."""
     values = [np.unique(column) for column in targets.T]
-    few = [v.tolist() if len(v) * ROWS_PER_VALUE <= len(targets) else None for v in values]
+    few = [v.tolist() if len(v) * _ROWS_PER_VALUE <= len(targets) else None for v in values]
     return few if any(v is not None for v in few) else None

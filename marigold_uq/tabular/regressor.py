@@ -22,11 +22,11 @@ from marigold_uq.tabular.stack import TrainingRows, ValidationRows, fit_stack
 __all__ = ["DiffusionRegressor", "TabularUncertainty"]
 
 Array = NDArray[np.float64]
-AnyStack = TypeVar("AnyStack", bound=StackedModel)
+_AnyStack = TypeVar("_AnyStack", bound=StackedModel)
 
-LEAST_WEIGHT = 1e-12
+_LEAST_WEIGHT = 1e-12
 """Rows with a smaller weight, as a share of the largest, are left out: in single precision they would vanish."""
-ROWS_FOR_KAPPA = 20
+_ROWS_FOR_KAPPA = 20
 """With fewer rows to choose it on kappa would be mostly noise and stays 1."""
 
 
@@ -115,10 +115,12 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         weights = _check_weights(sample_weight, features)
         self._is_flat = targets.ndim == 1
         targets = targets.reshape(len(targets), -1).astype(np.float64)
-        used = weights > LEAST_WEIGHT * weights.max()
+        used = weights > _LEAST_WEIGHT * weights.max()
         features, targets, weights = features[used], targets[used], weights[used]
         self.recipe_ = self._resolve(len(features))
-        dtype = _inference_dtype(self.inference_dtype)
+        if self.inference_dtype not in ("float32", "float64"):
+            raise ValueError(f"inference_dtype must be 'float64' or 'float32'; got {self.inference_dtype!r}")
+        dtype = torch.float32 if self.inference_dtype == "float32" else torch.float64
         random = check_random_state(self.random_state)
         self.seed_ = int(random.randint(2**31 - 1))
         values = known_values(targets) if self.recipe_.snap else None
@@ -252,17 +254,15 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         output = self.pipeline_(table.features, self.ensemble_size, generator=self._generator())
         parts = (output.prediction, output.uncertainty, table.targets)
         scores = residual_ratio(*(torch.from_numpy(part) for part in parts))  # (rows, C)
-        record = self.pipeline_.calibration_for()
-        self.pipeline_.calibrate(
-            replace(
-                record,
-                interval=interval_grid_rows(scores),
-                num_inference_steps=self._steps,
-                ensemble_size=self.ensemble_size,
-                num_calibration=len(scores),
-                note="rows set aside in fit",
-            )
+        record = Calibration(
+            kappa=self.pipeline_.calibration_for().kappa,
+            interval=interval_grid_rows(scores),
+            num_inference_steps=self.recipe_.num_inference_steps or self.recipe_.num_timesteps,
+            ensemble_size=self.ensemble_size,
+            num_calibration=len(scores),
+            note="rows set aside in fit",
         )
+        self.pipeline_.calibrate(record)
 
     def _kappa_from_validation(self, table: TrainingRows, validation: ValidationRows) -> None:
         """kappa from the validation rows of all models, around out-of-fold predictions of the baseline.
@@ -287,45 +287,36 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         """As many as are drawn once there is a kappa: with fewer it would also make up for their noisy mean."""
         return max(self.ensemble_size, DRAWS_FOR_KAPPA * self.recipe_.num_models)
 
-    @property
-    def _steps(self) -> int:
-        return self.recipe_.num_inference_steps or self.recipe_.num_timesteps
-
     def _choose_kappa(self, samples: Array, targets: Array, weights: Array) -> None:
         """Store the factors of best CRPS, one per target, for draws (n, rows, C)."""
-        if len(targets) < ROWS_FOR_KAPPA:
+        if len(targets) < _ROWS_FOR_KAPPA:
             if self._wants_kappa:
                 warnings.warn(
-                    f"there is no kappa: it needs {ROWS_FOR_KAPPA} held-out rows, there are {len(targets)}",
+                    f"there is no kappa: it needs {_ROWS_FOR_KAPPA} held-out rows, there are {len(targets)}",
                     stacklevel=4,
                 )
             return
         draws, truth, weight = torch.from_numpy(samples), torch.from_numpy(targets), torch.from_numpy(weights)
         kappa = tuple(choose_kappa(draws[..., c], truth[:, c], weights=weight).kappa for c in range(truth.shape[1]))
+        steps = self.recipe_.num_inference_steps or self.recipe_.num_timesteps
         note = "validation rows of training" if self.recipe_.kappa_from_validation else "rows set aside in fit"
-        self.pipeline_.calibrate(Calibration(kappa=kappa, num_inference_steps=self._steps, note=note))
+        self.pipeline_.calibrate(Calibration(kappa=kappa, num_inference_steps=steps, note=note))
 
     def _shaped(self, values: Array) -> Array:
         """Without the axis of outputs if y had none."""
         return values[..., 0] if self._is_flat else values
 
 
-def _in_dtype(model: AnyStack, dtype: torch.dtype) -> AnyStack:
+def _in_dtype(model: _AnyStack, dtype: torch.dtype) -> _AnyStack:
     """Parameters in `dtype`; statistics are buffers and stay in float64."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     return model
 
 
-def _inference_dtype(name: str) -> torch.dtype:
-    if name not in ("float32", "float64"):
-        raise ValueError(f"inference_dtype must be 'float64' or 'float32'; got {name!r}")
-    return torch.float32 if name == "float32" else torch.float64
-
-
 def _check_weights(sample_weight: ArrayLike | None, features: Array) -> Array:
     weights: Array = _check_sample_weight(sample_weight, features, dtype=np.float64, ensure_non_negative=True)
-    if int((weights > LEAST_WEIGHT * weights.max()).sum()) < 2:
+    if int((weights > _LEAST_WEIGHT * weights.max()).sum()) < 2:
         raise ValueError("sample_weight leaves fewer than 2 rows with more than 1e-12 of the heaviest weight")
     return weights
 

@@ -10,12 +10,12 @@ import numpy as np
 from marigold_uq.commands.runner import Invocation
 from marigold_uq.files import atomic_folder, make_folder
 from marigold_uq.results import versions, write_json
-from marigold_uq.tabular.data import LoadedTable, TableSource, read_table
+from marigold_uq.tabular.data import TableSource, read_table
 from marigold_uq.tabular.recipe import TrainingOptions
 from marigold_uq.tabular.regressor import DiffusionRegressor
 from marigold_uq.tabular.scores import timed
 
-FORMAT = "marigold_uq tabular run 2"
+_FORMAT = "marigold_uq tabular run 2"
 
 
 @dataclass(frozen=True)
@@ -99,24 +99,20 @@ def train_tabular(source: TableSource, model: DiffusionRegressor, output: Path, 
     with atomic_folder(final) as temporary:
         model.pipeline_.save_pretrained(temporary / "model")
         (temporary / "config.yaml").write_text(config_text, encoding="utf-8")
-        write_json(temporary / "run.json", {**describe_run(source, table, model), **seconds})
+        facts = {
+            "format": _FORMAT,
+            "data": str(source.path),
+            "num_rows": len(table.targets),
+            "feature_names": table.feature_names,
+            "target_names": table.target_names,
+            "target_scale": np.atleast_1d(table.targets.std(0)),
+            "recipe": model.recipe_,
+            "epochs": model.n_epochs_,
+            "seed": model.seed_,
+            "ensemble_size": model.ensemble_size,
+            "versions": versions(),
+        }
+        write_json(temporary / "run.json", {**facts, **seconds})
     if final != output:
         raise FileExistsError(f"{output} was made by another process meanwhile; this result is kept in {final}")
     return output
-
-
-def describe_run(source: TableSource, table: LoadedTable, model: DiffusionRegressor) -> dict[str, Any]:
-    """What was trained on what."""
-    return {
-        "format": FORMAT,
-        "data": str(source.path),
-        "num_rows": len(table.targets),
-        "feature_names": table.feature_names,
-        "target_names": table.target_names,
-        "target_scale": np.atleast_1d(table.targets.std(0)).tolist(),
-        "recipe": asdict(model.recipe_),
-        "epochs": [int(epoch) for epoch in model.n_epochs_],
-        "seed": model.seed_,
-        "ensemble_size": model.ensemble_size,
-        "versions": versions(),
-    }

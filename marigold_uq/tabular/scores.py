@@ -19,10 +19,10 @@ Array = NDArray[np.float64]
 SplitScores = dict[str, Any]
 """Metric -> number, and curve -> list of numbers, of one test set."""
 
-LEVELS = (0.5, 0.8, 0.9, 0.95)
+_LEVELS = (0.5, 0.8, 0.9, 0.95)
 RELIABILITY_LEVELS = tuple(round(0.05 * i, 2) for i in range(1, 20))
 PIT_BINS = 20
-MIN_RELATIVE_SCALE = 1e-6
+_MIN_RELATIVE_SCALE = 1e-6
 """Smallest standard deviation behind the Gaussian NLL, as a share of that of the training targets."""
 
 
@@ -52,15 +52,15 @@ def score_rows(
         "crps": float(crps(draws, truth).mean()),
     }
     if (draws != draws[0]).any(0).all():
-        scores["nll"] = float(gaussian_nll(draws, truth, min_scale=MIN_RELATIVE_SCALE * target_scale).mean())
-    covered = reliability(draws, truth, [*LEVELS, *RELIABILITY_LEVELS]).mean(1).tolist()  # one number per level
-    scores |= {f"coverage_{round(100 * level)}": share for level, share in zip(LEVELS, covered, strict=False)}
+        scores["nll"] = float(gaussian_nll(draws, truth, min_scale=_MIN_RELATIVE_SCALE * target_scale).mean())
+    covered = reliability(draws, truth, [*_LEVELS, *RELIABILITY_LEVELS]).mean(1).tolist()  # one number per level
+    scores |= {f"coverage_{round(100 * level)}": share for level, share in zip(_LEVELS, covered, strict=False)}
     lower, upper = central_interval(draws, 0.95)
     scores["width_95"] = float((upper - lower).mean())
     scores["interval_score_95"] = float(interval_score(lower, upper, truth, 0.95).mean())
     if interval is not None:
         scores |= _score_interval(interval, targets)
-    scores["reliability"] = covered[len(LEVELS) :]
+    scores["reliability"] = covered[len(_LEVELS) :]
     where = pit(draws, truth, generator=torch.Generator().manual_seed(seed))
     scores["pit"] = torch.histc(where, PIT_BINS, 0, 1).long().tolist()
     return scores

@@ -25,15 +25,6 @@ class SkproDiffusionRegressor(BaseProbaRegressor):
 
     Args:
         estimator: The model; it is cloned, never changed. None takes `DiffusionRegressor(random_state=0)`.
-
-    Example:
-        >>> from sklearn.datasets import load_diabetes
-        >>> from marigold_uq.tabular import DiffusionRegressor
-        >>> from marigold_uq.tabular.skpro import SkproDiffusionRegressor
-        >>> X, y = load_diabetes(return_X_y=True, as_frame=True)
-        >>> model = SkproDiffusionRegressor(DiffusionRegressor(max_epochs=2, baseline="none", random_state=0))
-        >>> model.fit(X[:100], y[:100]).predict_interval(X[100:103], coverage=0.9).shape
-        (3, 2)
     """
 
     _tags = {  # noqa: RUF012, skpro reads a dict

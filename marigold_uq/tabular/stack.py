@@ -18,10 +18,10 @@ from marigold_uq.tabular.objectives import BaselineObjective, DenoisingObjective
 from marigold_uq.tabular.recipe import Recipe
 from marigold_uq.tabular.trainer import OptimizerOptions, StackedRows, StackedTrainer
 
-BASELINE_PATIENCE = 50
-BASELINE_VALIDATION = 0.4
-LEAST_ROWS_TO_SPLIT = 5
-MAX_REPEATS, VALIDATION_SCORES = 8, 4000
+_BASELINE_PATIENCE = 50
+_BASELINE_VALIDATION = 0.4
+_LEAST_ROWS_TO_SPLIT = 5
+_MAX_REPEATS, _VALIDATION_SCORES = 8, 4000
 """Each validation row is scored at up to 8 timesteps, as long as there are about 4000 scores in all."""
 
 TrainStage = Callable[[StackedTrainer, str], nn.Module]
@@ -60,7 +60,7 @@ class FittedStack:
 
 
 @dataclass(frozen=True)
-class Statistics:
+class _Statistics:
     """Mean and standard deviation of columns, (D,) each; a constant target has scale 1, a constant feature infinity.
 
     So a feature that was constant in training is 0, whatever it is later: no weight has learnt anything about it.
@@ -70,7 +70,7 @@ class Statistics:
     scale: NDArray[np.float64]
 
     @classmethod
-    def of(cls, columns: NDArray[np.float64], constant_scale: float = 1.0) -> "Statistics":
+    def of(cls, columns: NDArray[np.float64], constant_scale: float = 1.0) -> "_Statistics":
         """Rounding leaves a constant column a spread of about 1e-16 of its size, which must not be divided by."""
         mean, scale = columns.mean(0), columns.std(0)
         return cls(mean, np.where((np.ptp(columns, 0) > 0) & (scale > 0), scale, constant_scale))
@@ -87,13 +87,13 @@ class Standardised:
     features: Tensor  # (n, F)
     targets: Tensor  # (n, C)
     weights: Tensor  # (n,), of mean 1: their unit must not matter
-    feature_statistics: Statistics
-    target_statistics: Statistics
+    feature_statistics: _Statistics
+    target_statistics: _Statistics
     seed: int
 
     @classmethod
     def of(cls, table: TrainingRows, seed: int) -> "Standardised":
-        features, targets = Statistics.of(table.features, math.inf), Statistics.of(table.targets)
+        features, targets = _Statistics.of(table.features, math.inf), _Statistics.of(table.targets)
         tensors = (features.apply(table.features), targets.apply(table.targets), table.weights / table.weights.mean())
         x, y, w = (torch.from_numpy(np.asarray(values, dtype=np.float32)) for values in tensors)
         return cls(x, y, w, features, targets, seed)
@@ -166,10 +166,10 @@ def _fit_experts(
 def fit_mlp_baseline(models: Sequence[Standardised], recipe: Recipe, train: TrainStage) -> StackedBaseline:
     """f as published: the number of epochs from early stopping on 60/40 of the rows, then a new start on all rows."""
     epochs = [recipe.baseline_epochs] * len(models)
-    large = [s for s, model in enumerate(models) if len(model.targets) >= LEAST_ROWS_TO_SPLIT]
+    large = [s for s, model in enumerate(models) if len(model.targets) >= _LEAST_ROWS_TO_SPLIT]
     if large:
         chosen = [models[s] for s in large]
-        splits = [_split(model, BASELINE_VALIDATION, model.generator(0)) for model in chosen]
+        splits = [_split(model, _BASELINE_VALIDATION, model.generator(0)) for model in chosen]
         trainer = _baseline_trainer(chosen, recipe, [epochs[s] for s in large], splits)
         train(trainer, "baseline_inner_split")
         for s, epoch in zip(large, trainer.best_epochs, strict=True):
@@ -192,7 +192,7 @@ def _baseline_trainer(
     tables = [{"features": model.features, "target": model.targets} for model in models]
     train, validation = _split_rows(tables, [model.weights for model in models], splits)
     options = OptimizerOptions(
-        recipe.batch_size, recipe.learning_rate, amsgrad=True, patience=None if splits is None else BASELINE_PATIENCE
+        recipe.batch_size, recipe.learning_rate, amsgrad=True, patience=None if splits is None else _BASELINE_PATIENCE
     )
     generators = [model.generator(2) for model in models]
     return StackedTrainer(network, BaselineObjective(network), train, generators, options, epochs, validation)
@@ -221,10 +221,10 @@ def build_denoiser(
         residual = model.targets - fitted
         if recipe.scale_residual:
             network.residual_scale[s] = _scale_of(residual)
-        store_statistics(network, s, model.feature_statistics, model.target_statistics)
+        _store_statistics(network, s, model.feature_statistics, model.target_statistics)
         features = model.features if extras is None else torch.cat([model.features, extras[s]], 1)
         tables.append({"features": features, "baseline": fitted, "residual": residual / network.residual_scale[s]})
-    objective = DenoisingObjective(scheduler, num_targets, score=recipe.score, num_draws=recipe.num_draws)
+    objective = DenoisingObjective(scheduler, num_targets, num_draws=recipe.num_draws)
     splits = None
     if recipe.patience is not None:
         splits = _validation_splits(models, recipe)
@@ -244,7 +244,7 @@ def _scale_of(residual: Tensor) -> Tensor:
     return torch.where(scale > 1e-6, scale, 1.0)
 
 
-def store_statistics(network: StackedMLP, s: int, features: Statistics, targets: Statistics) -> None:
+def _store_statistics(network: StackedMLP, s: int, features: _Statistics, targets: _Statistics) -> None:
     """Write the statistics of model s into its buffers."""
     network.feature_mean[s], network.feature_scale[s] = map(torch.from_numpy, (features.mean, features.scale))
     network.target_mean[s], network.target_scale[s] = map(torch.from_numpy, (targets.mean, targets.scale))
@@ -307,7 +307,7 @@ def _split_rows(
 
 
 def _repeats(num_rows: int) -> int:
-    return min(MAX_REPEATS, max(1, VALIDATION_SCORES // num_rows))
+    return min(_MAX_REPEATS, max(1, _VALIDATION_SCORES // num_rows))
 
 
 def _fixed_draws(
@@ -318,8 +318,8 @@ def _fixed_draws(
     def draw(rows: dict[str, Tensor]) -> dict[str, Tensor]:
         num_rows = len(rows["residual"])
         drawn, last = objective.draw(num_rows, generator), objective.scheduler.config.num_train_timesteps
-        part = torch.arange(num_rows) * MAX_REPEATS // num_rows
-        where = (part + torch.rand(num_rows, generator=generator)) / MAX_REPEATS
+        part = torch.arange(num_rows) * _MAX_REPEATS // num_rows
+        where = (part + torch.rand(num_rows, generator=generator)) / _MAX_REPEATS
         return objective.examples({**rows, **drawn, "timestep": (where * last).long().clamp(max=last - 1)})
 
     return draw

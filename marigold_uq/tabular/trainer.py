@@ -66,7 +66,7 @@ class OptimizerOptions:
 
 
 @dataclass
-class Progress:
+class _Progress:
     """Where each of the S models stands."""
 
     epoch: list[int]
@@ -127,7 +127,7 @@ class StackedTrainer:
             amsgrad=options.amsgrad,
             fused=True,
         )
-        self.progress = Progress(
+        self.progress = _Progress(
             [0] * num_models,
             [0] * num_models,
             [epochs > 0 for epochs in max_epochs],
@@ -298,7 +298,7 @@ class StackedTrainer:
         for tensor, saved in zip(self.best, state["best"], strict=True):
             tensor.copy_(saved)
         self.optimizer.load_state_dict(state["optimizer"])
-        self.progress = Progress(**copy.deepcopy(state["progress"]))
+        self.progress = _Progress(**copy.deepcopy(state["progress"]))
         self.num_steps = state["num_steps"]
         self.buffers = {name: buffer.clone() for name, buffer in state["buffers"].items()}
         for generator, saved in zip(self.generators, state["generators"], strict=True):

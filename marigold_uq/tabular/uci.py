@@ -91,11 +91,6 @@ class UCIDataset:
         return (self.split(number) for number in range(self.num_splits))
 
 
-def find_uci(root: str | Path) -> list[str]:
-    """Names of the sets in a folder, sorted."""
-    return sorted(path.parent.name for path in Path(root).glob("*/data.txt"))
-
-
 def _split(folder: Path, number: int, num_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     train, test = (_indices(folder / f"index_{kind}_{number}.txt", num_rows, "rows") for kind in ("train", "test"))
     common = np.intersect1d(train, test)

@@ -174,10 +174,10 @@ def _images_in(folder: Path, recursive: bool) -> list[Path]:
         for entry in entries
         if entry.suffix.lower() in IMAGE_SUFFIXES and not entry.name.startswith(".") and entry.is_file()
     ]
-    return sorted(images, key=lambda path: [natural_key(part) for part in path.relative_to(folder).parts])
+    return sorted(images, key=lambda path: [_natural_key(part) for part in path.relative_to(folder).parts])
 
 
-def natural_key(text: str) -> tuple[list[tuple[int, int, str]], str]:
+def _natural_key(text: str) -> tuple[list[tuple[int, int, str]], str]:
     """Sort key under which digits count as numbers: "frame2" < "frame10"."""
     pieces = re.split(r"([0-9]+)", text.lower())
     return [(0, int(piece), "") if piece.isdecimal() else (1, 0, piece) for piece in pieces if piece], text

@@ -9,8 +9,9 @@ import torch
 from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
 from torch import Tensor
 
-from marigold_uq.denoising import Denoiser, predict_noise
+from marigold_uq.denoising import Denoiser
 from marigold_uq.randomness import Generators, base_seed, member_seed, randn
+from marigold_uq.sampling import one_step_distribution
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
 
 _SPREAD_DRAWS = 8
@@ -98,11 +99,9 @@ def draw_first_distribution(
     There it carries the whole predictive spread (at zero terminal SNR exactly: x_T says nothing of x_0). At later
     steps part of the spread has moved into x_t, where a single chain cannot see it.
     """
-    t = scheduler.timesteps[0]
-    law = predict_noise(denoiser, scheduler, scheduler.scale_model_input(x_T, t), t, generator=generator)
-    law = scheduler.original_distribution(law, t, x_T).scaled(scheduler.config.tau)
-    draws = law.rsample((num_draws,), generator)  # (K, B, C, h, w)
-    return [ChainResult(draws[:, b], law.mean[b]) for b in range(len(x_T))]
+    distribution = one_step_distribution(denoiser, scheduler, x_T, generator=generator)
+    draws = distribution.rsample((num_draws,), generator)  # (K, B, C, h, w)
+    return [ChainResult(draws[:, b], distribution.mean[b]) for b in range(len(x_T))]
 
 
 def merge_chains(chains: list[ChainResult], num_members: int) -> MemberLatents:

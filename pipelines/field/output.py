@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
-from uuid import uuid4
 
 import numpy as np
 import torch
@@ -16,6 +13,7 @@ from diffusers.utils import BaseOutput
 from torch import Tensor
 
 from marigold_uq.calibration import IntervalGrid, check_coverage
+from marigold_uq.files import atomic_path, make_folder
 from marigold_uq.metrics import nested_interval
 from marigold_uq.metrics import quantiles as sample_quantiles
 from marigold_uq.models.field_grid import Floats
@@ -162,17 +160,9 @@ class FieldForecast(BaseOutput):
         }
         if path.suffix not in writers:
             raise ValueError(f"forecasts are written as .zarr or .nc; got {path.name}")
-        if path.exists():
-            raise FileExistsError(f"{path} exists: remove it or choose another name")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{uuid4().hex}{path.suffix}")
-        try:
+        make_folder(path.parent)
+        with atomic_path(path) as temporary:
             writers[path.suffix](self.to_xarray(convention, samples=samples), temporary)
-            os.replace(temporary, path)
-        finally:
-            if temporary.is_dir():
-                shutil.rmtree(temporary)
-            temporary.unlink(missing_ok=True)
         return path
 
 

@@ -26,7 +26,7 @@ from marigold_uq.schedulers.scheduling_distributional_ddim import Distributional
 from marigold_uq.uncertainty import TrajectoryUncertainty, VarianceDecomposition, decompose_member_samples
 
 Array = NDArray[np.float64]
-NETWORK_ROWS = 2**12
+_NETWORK_ROWS = 2**12
 """Network rows (models x rows x draws) of one chunk by default: activations stay in the cache."""
 BaselineOutput = tuple[Tensor, Tensor | None]
 """What a baseline predicts for rows, (rows, C), and what it says beyond, (rows, E)."""
@@ -147,9 +147,9 @@ class TabularRegressionPipeline(UncertaintyPipeline):
         """A pipeline of some models of the stack, for example those of one split; their draws stay the same."""
         chosen = [models] if isinstance(models, int) else list(models)
         selected = TabularRegressionPipeline(
-            _join([self.network.select(s) for s in chosen]),
+            StackedMLP.join([self.network.select(s) for s in chosen]),
             self.scheduler,
-            None if self.baseline is None else _join([self.baseline.select(s) for s in self._baselines_of(chosen)]),
+            self._select_baseline(chosen),
             columns=self.config.columns,
             default_denoising_steps=self.config.default_denoising_steps,
             values=self.config.values,
@@ -159,12 +159,14 @@ class TabularRegressionPipeline(UncertaintyPipeline):
         selected.set_progress_bar_config(**getattr(self, "_progress_bar_config", {}))
         return selected
 
-    def _baselines_of(self, models: Sequence[int]) -> list[int]:
+    def _select_baseline(self, models: Sequence[int]) -> StackedModel | None:
         """Baselines of these models: one for several in turn where that is possible, else one each."""
-        assert self.baseline is not None
+        if self.baseline is None:
+            return None
         owners = [s // (self.network.config.num_models // self.baseline.config.num_models) for s in models]
         groups = [(owner, len(list(run))) for owner, run in groupby(owners)]
-        return [owner for owner, _ in groups] if len({size for _, size in groups}) == 1 else owners
+        chosen = [owner for owner, _ in groups] if len({size for _, size in groups}) == 1 else owners
+        return self.baseline.join([self.baseline.select(s) for s in chosen])
 
     def encode(self, features: Any) -> Array:
         """Rows as a finite matrix (rows, F) of the width that the network knows."""
@@ -226,7 +228,7 @@ class TabularRegressionPipeline(UncertaintyPipeline):
         self.scheduler.set_timesteps(steps)
         draws = -(-ensemble_size // self.network.config.num_models)  # per model, rounded up
         draws = draws if set(record.kappas) == {1.0} else max(draws, DRAWS_FOR_KAPPA)
-        size = batch_size or max(1, NETWORK_ROWS // (draws * self.network.config.num_models))
+        size = batch_size or max(1, _NETWORK_ROWS // (draws * self.network.config.num_models))
         seed = 0 if generator is None else base_seed(generator)
         starts = range(0, max(1, len(matrix)), size)
         parts = [
@@ -263,7 +265,7 @@ class TabularRegressionPipeline(UncertaintyPipeline):
             if kappa != 1:
                 columns[c] = apply_kappa(torch.from_numpy(columns[c]), kappa).numpy()
             if values is not None:
-                columns[c] = nearest_value(columns[c], values)
+                columns[c] = _nearest_value(columns[c], values)
         return np.stack(columns, -1)
 
     def _sample_rows(
@@ -329,7 +331,7 @@ def row_generators(matrix: Array, models: Sequence[int], seed: int) -> list[torc
     return [torch.Generator().manual_seed(member_seed(seed, m, *key)) for m in models for key in keys]
 
 
-def nearest_value(samples: Array, values: Sequence[float]) -> Array:
+def _nearest_value(samples: Array, values: Sequence[float]) -> Array:
     """Each sample moved to the nearest of some rising values."""
     known = np.asarray(values)
     return known[np.searchsorted((known[1:] + known[:-1]) / 2, samples)]
@@ -353,13 +355,3 @@ def _rows_of(given: BaselineOutput | None, start: int, size: int) -> BaselineOut
         return None
     prediction, extras = given
     return prediction[start : start + size], None if extras is None else extras[start : start + size]
-
-
-def _join(models: Sequence[Any]) -> Any:
-    """Stacks of one model each as one stack."""
-    first = models[0]
-    options = {name: value for name, value in first.config.items() if not name.startswith("_")}
-    joined = type(first)(**{**options, "num_models": len(models)})
-    states = [model.state_dict() for model in models]
-    joined.load_state_dict({name: torch.cat([state[name] for state in states]) for name in states[0]}, assign=True)
-    return joined

@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 from marigold_uq.commands.runner import Invocation, run_command
 from marigold_uq.denoising import predict_noise
-from marigold_uq.distributions import LowRankDistribution
+from marigold_uq.distributions import HeadOptions, LowRankDistribution
 from marigold_uq.files import make_folder
 from marigold_uq.metrics import crps
 from marigold_uq.models.widen import widen
@@ -201,7 +201,7 @@ def low_rank_runner(dim: int) -> Callable[[], None]:
     target = torch.randn(LOW_RANK_BATCH, 1, dim, generator=generator)
 
     def run() -> None:
-        law = LowRankDistribution.from_raw(raw, rank=RANK)
+        law = LowRankDistribution.from_raw(raw, HeadOptions(rank=RANK))
         draw = law.rsample(generator=generator)
         score = kernel_score(law, target).mean() + draw.mean()
         torch.autograd.grad(score, raw)

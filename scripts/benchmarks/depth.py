@@ -1,7 +1,7 @@
 """What depth with uncertainty costs, beside diffusers' `MarigoldDepthPipeline` with the same weights.
 
     python scripts/benchmarks/depth.py                   # two tables, about 10 minutes on one thread
-    python scripts/benchmarks/depth.py --full_size true  # Stable Diffusion 2's U-Net in every family: 8 GB of memory
+    python scripts/benchmarks/depth.py --full_size       # Stable Diffusion 2's U-Net in every family: 8 GB of memory
 
 Weights are random: this measures time, memory and sampling error, not depth. Every method runs in a process of its own,
 turn by turn, so that peak memory is its own and a busy machine disturbs all alike; seconds are processor time on one
@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -103,7 +104,7 @@ def photograph(size: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     layers = [torch.rand(1, 3, n, n, generator=generator) for n in (3, 9, 27)]
     smooth = [nn.functional.interpolate(layer, (size, size), mode="bilinear") for layer in layers]
-    return (sum(smooth) / len(smooth))[0]
+    return torch.stack(smooth).mean(0)[0]
 
 
 # ------------------------------------------------------------------------------------------------ seconds and memory
@@ -328,11 +329,11 @@ def full_size_table(cells: int) -> None:
     for family, sizes in FAMILY_OPTIONS.items():
         scheduler = DistributionalDDIMScheduler(noise_family=family, eta=1.0, **sizes, **SCHEDULE)
         scheduler.set_timesteps(1)
-        _, widening = timed(lambda family=family, sizes=sizes: widen(unet, family, **sizes))
-        x_prev, step = timed(lambda scheduler=scheduler: one_step(unet, scheduler, cells))
+        _, widening = timed(partial(widen, unet, family, **sizes))
+        x_prev, step = timed(partial(one_step, unet, scheduler, cells))
         with tempfile.TemporaryDirectory() as folder:
-            _, saving = timed(lambda folder=folder: unet.save_pretrained(folder))
-            loaded, loading = timed(lambda folder=folder: UNet2DConditionModel.from_pretrained(folder).eval())
+            _, saving = timed(partial(unet.save_pretrained, folder))
+            loaded, loading = timed(partial(UNet2DConditionModel.from_pretrained, folder))
             difference = float((one_step(loaded, scheduler, cells) - x_prev).abs().max())
             del loaded
         channels = unet.config.out_channels
@@ -356,7 +357,7 @@ def one_step(unet: UNet2DConditionModel, scheduler: DistributionalDDIMScheduler,
         t,
         generator=generator,
     )
-    return scheduler.step(law, t, x_t, generator=generator).prev_sample
+    return scheduler.step(law, t, x_t, generator=generator, return_dict=False)[0]
 
 
 def run(options: BenchmarkOptions, invocation: Invocation) -> int:

@@ -1,6 +1,6 @@
 """Seconds, U-Net calls and peak memory per picture of a small depth model, by mode and number of steps.
 
-python scripts/benchmarks/embedded.py --model embedded --ensemble_size 10 --steps '[1, 4]'
+python scripts/benchmarks/embedded.py --model embedded --ensemble_size 10 --steps 1 4
 
 Each row runs in a process of its own on the sample pictures of the package: peak memory is that of the whole process,
 interpreter and libraries included; seconds are the median per picture after a first one that warms up. Prints Markdown.
@@ -13,14 +13,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import torch
 
 from marigold_uq.commands.depth import sample_pictures
-from marigold_uq.commands.model import load_pipeline
 from marigold_uq.commands.runner import Invocation, run_command
+from marigold_uq.depth.model import load_pipeline
 
 Mode = Literal["none", "trajectory", "ensemble"]
 
@@ -64,7 +64,7 @@ class BenchmarkOptions:
 
     model: str = "embedded"
     ensemble_size: int = 10
-    steps: tuple[int, ...] = (1, 4)
+    steps: list[int] = field(default_factory=lambda: [1, 4])
     turns: int = 5
     only: Mode | None = None
 
@@ -80,7 +80,7 @@ def run(options: BenchmarkOptions, invocation: Invocation) -> int:
     for steps in options.steps:
         for mode in get_args(Mode):
             command = [sys.executable, __file__, "--model", options.model, "--ensemble_size", str(members)]
-            command += ["--steps", f"[{steps}]", "--turns", str(options.turns), "--only", mode]
+            command += ["--steps", str(steps), "--turns", str(options.turns), "--only", mode]
             output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
             found = json.loads(output.splitlines()[-1])
             print(

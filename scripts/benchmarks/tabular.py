@@ -33,7 +33,7 @@ from marigold_uq.tabular.uci import UCIDataset
 from scripts.studies.uci.peers import PEERS, is_installed
 from scripts.studies.uci.stacked import NO_END, StackedTask
 
-Seconds = dict[str, float]
+_Seconds = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class TabularBenchmark:
     threads: int = 1
 
 
-def timed(work: Callable[[], object], repeats: int) -> Seconds:
+def _timed(work: Callable[[], object], repeats: int) -> _Seconds:
     """Median processor and wall seconds of `repeats` runs, after one that does not count."""
     work()
     runs = []
@@ -74,17 +74,17 @@ def timed(work: Callable[[], object], repeats: int) -> Seconds:
     return {"cpu_seconds": statistics.median(c for c, _ in runs), "wall_seconds": statistics.median(w for _, w in runs)}
 
 
-def ratio(slow: Seconds, fast: Seconds) -> Seconds:
+def _ratio(slow: _Seconds, fast: _Seconds) -> _Seconds:
     """How many times faster."""
     return {name: slow[name] / fast[name] for name in slow}
 
 
-def recipe_of(dataset: UCIDataset, options: TabularBenchmark) -> Recipe:
+def _recipe_of(dataset: UCIDataset, options: TabularBenchmark) -> Recipe:
     """The published recipe of the set, with the family asked for."""
     return replace(paper_recipe(len(dataset.indices[0][0]), dataset.name), noise_family=options.family)
 
 
-def build_denoisers(dataset: UCIDataset, recipe: Recipe, together: bool) -> list[tuple[StackedMLP, StackedTrainer]]:
+def _build_denoisers(dataset: UCIDataset, recipe: Recipe, together: bool) -> list[tuple[StackedMLP, StackedTrainer]]:
     """Denoisers of all splits around a baseline of 0, with their trainers: one for all models, or one each."""
     models = StackedTask(dataset, recipe).models()
     groups = [models] if together else [[model] for model in models]
@@ -93,10 +93,10 @@ def build_denoisers(dataset: UCIDataset, recipe: Recipe, together: bool) -> list
     return [build_denoiser(g, z, endless, scheduler) for g, z in zip(groups, zeros, strict=True)]
 
 
-def benchmark_training(dataset: UCIDataset, options: TabularBenchmark) -> dict[str, Any]:
+def _benchmark_training(dataset: UCIDataset, options: TabularBenchmark) -> dict[str, Any]:
     """The same number of steps of every split: all at once, and split by split."""
-    recipe = recipe_of(dataset, options)
-    ((_, together),), alone = build_denoisers(dataset, recipe, True), build_denoisers(dataset, recipe, False)
+    recipe = _recipe_of(dataset, options)
+    ((_, together),), alone = _build_denoisers(dataset, recipe, True), _build_denoisers(dataset, recipe, False)
 
     def train_stack() -> None:
         for _ in range(options.steps):
@@ -107,37 +107,37 @@ def benchmark_training(dataset: UCIDataset, options: TabularBenchmark) -> dict[s
             for _ in range(options.steps):
                 trainer.step()
 
-    stacked, single = timed(train_stack, options.repeats), timed(train_each, options.repeats)
+    stacked, single = _timed(train_stack, options.repeats), _timed(train_each, options.repeats)
     return {
         "num_splits": dataset.num_splits,
         "steps_per_split": options.steps,
         "batch_size": recipe.batch_size,
         "stacked": stacked,
         "one_by_one": single,
-        "times_faster": ratio(single, stacked),
+        "times_faster": _ratio(single, stacked),
     }
 
 
-def benchmark_sampling(dataset: UCIDataset, options: TabularBenchmark) -> dict[str, Any]:
+def _benchmark_sampling(dataset: UCIDataset, options: TabularBenchmark) -> dict[str, Any]:
     """Draws for one test set with an untrained network of the paper's size: weights do not change the time."""
-    recipe = recipe_of(dataset, options)
-    ((network, _),) = build_denoisers(dataset, recipe, True)
+    recipe = _recipe_of(dataset, options)
+    ((network, _),) = _build_denoisers(dataset, recipe, True)
     pipeline = TabularRegressionPipeline(network, recipe.scheduler()).select(0)
     pipeline.set_progress_bar_config(disable=True)
     rows, size = dataset.split(0).test_features, options.ensemble_size
-    at_once = timed(lambda: pipeline(rows, size), options.repeats)
-    one_by_one = timed(lambda: [pipeline(rows, 1) for _ in range(size)], 1)
+    at_once = _timed(lambda: pipeline(rows, size), options.repeats)
+    one_by_one = _timed(lambda: [pipeline(rows, 1) for _ in range(size)], 1)
     return {
         "rows": len(rows),
         "ensemble_size": size,
         "steps": recipe.num_timesteps,
         "one_pass": at_once,
         "one_by_one": one_by_one,
-        "times_faster": ratio(one_by_one, at_once),
+        "times_faster": _ratio(one_by_one, at_once),
     }
 
 
-def benchmark_fits(dataset: UCIDataset, options: TabularBenchmark) -> dict[str, Any]:
+def _benchmark_fits(dataset: UCIDataset, options: TabularBenchmark) -> dict[str, Any]:
     """Time and quality of `default` and of those peers that are installed, on the same splits."""
     factories: dict[str, Factory] = {"default": lambda seed: DiffusionRegressor(random_state=seed), **PEERS}
     splits = [dataset.split(number) for number in range(min(options.splits, dataset.num_splits))]
@@ -151,7 +151,7 @@ def benchmark_fits(dataset: UCIDataset, options: TabularBenchmark) -> dict[str, 
     return {"num_splits": len(splits), "models": results}
 
 
-def report(results: dict[str, Any]) -> str:
+def _report(results: dict[str, Any]) -> str:
     """A summary for the terminal."""
     lines = [f"{results['set']}, {results['threads']} thread(s)"]
     for part in ("training", "sampling"):
@@ -164,23 +164,23 @@ def report(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def run(options: TabularBenchmark, invocation: Invocation) -> int:
+def _run(options: TabularBenchmark, invocation: Invocation) -> int:
     """Run all parts and write the numbers."""
     torch.set_num_threads(options.threads)
     dataset = UCIDataset.load(options.data, options.set)
     results: dict[str, Any] = {"set": options.set, "threads": options.threads, "versions": versions()}
-    results["training"] = benchmark_training(dataset, options)
-    results["sampling"] = benchmark_sampling(dataset, options)
+    results["training"] = _benchmark_training(dataset, options)
+    results["sampling"] = _benchmark_sampling(dataset, options)
     if options.splits:
-        results["fits"] = benchmark_fits(dataset, options)
-    print(report(results))
+        results["fits"] = _benchmark_fits(dataset, options)
+    print(_report(results))
     write_json(options.output, results)
     return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
-    return run_command("scripts/benchmarks/tabular.py", TabularBenchmark, run, arguments)
+    return run_command("scripts/benchmarks/tabular.py", TabularBenchmark, _run, arguments)
 
 
 if __name__ == "__main__":

@@ -312,7 +312,7 @@ def test_bad_requests_are_refused_before_anything_is_written(record, tmp_path):
         ({"image": np.zeros((4, 4, 3))}, "uint8"),
         ({"image": np.zeros((4, 4), np.uint8)}, r"\(4, 4\)"),
         ({"uncertainty": np.zeros((2, 2))}, r"uncertainty has shape \(2, 2\), but depth has \(24, 32\)"),
-        ({"coverage": 0.5}, "needs its coverage"),
+        ({"coverage": None}, "needs its coverage"),
         ({"depth": np.zeros((2, 3, 4))}, r"depth must be a map \(H, W\)"),
     ],
 )

@@ -13,7 +13,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from marigold_uq import metrics
+from marigold_uq.depth import metrics
 
 DATA = Path(os.environ.get("MARIGOLD_UQ_DATA", "")) / "depth_real"
 

@@ -105,9 +105,7 @@ def test_head_only_leaves_the_mean_to_the_bit_and_beats_every_constant_scale(tmp
         if not torch.equal(value, before.unet.state_dict()[name])
     }
     assert set(changed) == {"conv_out.weight", "conv_out.bias"}
-    blocks = before.scheduler.family.initial_blocks(
-        FAMILIES[family].get("num_components", 1), FAMILIES[family].get("rank", 0), 1
-    )
+    blocks = before.scheduler.family.initial_blocks(before.scheduler.head_options, 1)
     moved = changed["conv_out.weight"].reshape(len(blocks), 4).any(1)
     assert moved.tolist() == [not block.moves_mean for block in blocks]
 

@@ -60,7 +60,7 @@ def assert_same_law(left: NoiseDistribution, right: NoiseDistribution) -> None:
     torch.testing.assert_close(crps(left, value), crps(right, value))
     for b in range(BATCH):
         torch.testing.assert_close(total_covariance(left, b), total_covariance(right, b))
-    if hasattr(left, "log_prob"):
+    if left.has_density:
         torch.testing.assert_close(log_score(left, value), log_score(right, value))
 
 

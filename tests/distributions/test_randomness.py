@@ -28,8 +28,8 @@ def test_numbers_have_the_dtype_of_the_tensor_they_are_meant_for() -> None:
 
 
 def test_too_few_generators_are_an_error_that_counts_both() -> None:
-    with pytest.raises(ValueError, match="got 1 generators for a batch of 4"):
-        randn((), (4, 2), like=torch.zeros(()), generator=[generator()])
+    with pytest.raises(ValueError, match="got 2 generators for a batch of 4"):
+        randn((), (4, 2), like=torch.zeros(()), generator=[generator(), generator(1)])
 
 
 def test_seeds_of_members_never_collide() -> None:
@@ -51,3 +51,9 @@ def test_a_base_seed_comes_from_the_generator_and_from_nothing_else() -> None:
     assert base_seed(generator(1)) == base_seed(generator(1))
     assert base_seed(generator(1)) != base_seed(generator(2))
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_list_of_one_generator_serves_the_whole_batch_as_in_diffusers() -> None:
+    one, alone = (torch.Generator().manual_seed(3) for _ in range(2))
+    like = torch.zeros(())
+    assert torch.equal(randn((2,), (4, 3), like=like, generator=[one]), randn((2,), (4, 3), like=like, generator=alone))

@@ -8,8 +8,10 @@ from torch import Tensor
 from marigold_uq.distributions import (
     FAMILIES,
     MIN_SCALE,
+    MIN_VARIANCE,
     CholeskyDistribution,
     GaussianDistribution,
+    HeadOptions,
     LowRankDistribution,
     LowRankMixtureDistribution,
     MixtureDistribution,
@@ -19,6 +21,7 @@ from marigold_uq.distributions import (
 from marigold_uq.distributions.base import inverse_positive, positive
 
 C, H, W, K, R = 2, 3, 4, 3, 2
+HEAD = HeadOptions(num_components=K, rank=R)
 
 
 def raw_blocks(count: int) -> tuple[Tensor, list[Tensor]]:
@@ -27,13 +30,23 @@ def raw_blocks(count: int) -> tuple[Tensor, list[Tensor]]:
     return raw, [raw[:, C * k : C * (k + 1)] for k in range(count)]
 
 
-def softplus(rho: Tensor) -> Tensor:
-    return torch.log1p(rho.exp()) + 1e-6
+def softplus(rho: Tensor, floor: float = 1e-6) -> Tensor:
+    return torch.log1p(rho.exp()) + floor
 
 
 def test_the_smallest_scale_is_one_millionth() -> None:
     assert MIN_SCALE == 1e-6
     assert float(positive(torch.tensor(-200.0))) == pytest.approx(1e-6)
+
+
+@pytest.mark.parametrize("family", [LowRankDistribution, LowRankMixtureDistribution])
+def test_the_smallest_variance_is_the_square_of_the_smallest_scale(
+    family: type[LowRankDistribution | LowRankMixtureDistribution],
+) -> None:
+    """As a variance 1e-6 would be a standard deviation of .157 in units of x_0 at the end of the default betas."""
+    assert MIN_VARIANCE == 1e-12
+    law = family.from_raw(torch.full((1, family.num_blocks()), -200.0))
+    assert float(law.stddev) == pytest.approx(1e-6)
 
 
 @pytest.mark.parametrize("value", [1e-4, 0.03, 0.5, 1.0, 40.0])
@@ -61,7 +74,7 @@ def test_gaussian_reads_loc_and_then_the_standard_deviation() -> None:
 
 def test_mixture_reads_all_locs_then_all_scales_then_all_logits() -> None:
     raw, blocks = raw_blocks(3 * K)
-    law = MixtureDistribution.from_raw(raw, num_components=K)
+    law = MixtureDistribution.from_raw(raw, HEAD)
     for k in range(K):
         assert torch.equal(law.loc[:, k], blocks[k])
         torch.testing.assert_close(law.scale[:, k], softplus(blocks[K + k]))
@@ -71,26 +84,26 @@ def test_mixture_reads_all_locs_then_all_scales_then_all_logits() -> None:
 
 def test_pooled_weights_come_from_the_logits_averaged_over_space_per_channel() -> None:
     raw, blocks = raw_blocks(3 * K)
-    law = MixtureDistribution.from_raw(raw, num_components=K, pooled_weights=True)
+    law = MixtureDistribution.from_raw(raw, HeadOptions(K, pooled_weights=True))
     pooled = torch.stack([block.mean((2, 3)) for block in blocks[2 * K :]], 1).softmax(1)  # (B, K, C)
     torch.testing.assert_close(law.weights, pooled[..., None, None].expand(5, K, C, H, W))
 
 
 def test_low_rank_reads_loc_then_a_variance_then_the_factors() -> None:
     raw, (loc, rho, *factors) = raw_blocks(2 + R)
-    law = LowRankDistribution.from_raw(raw, rank=R)
+    law = LowRankDistribution.from_raw(raw, HEAD)
     assert torch.equal(law.loc, loc)
-    torch.testing.assert_close(law.cov_diag, softplus(rho))
+    torch.testing.assert_close(law.cov_diag, softplus(rho, MIN_VARIANCE))
     assert torch.equal(law.cov_factor, torch.stack(factors, 1))
-    torch.testing.assert_close(law.variance, softplus(rho) + sum(f.square() for f in factors))
+    torch.testing.assert_close(law.variance, softplus(rho, MIN_VARIANCE) + sum(f.square() for f in factors))
 
 
 def test_low_rank_mixture_reads_its_factors_component_by_component_and_averages_the_logits() -> None:
     raw, blocks = raw_blocks(K * (3 + R))
-    law = LowRankMixtureDistribution.from_raw(raw, num_components=K, rank=R)
+    law = LowRankMixtureDistribution.from_raw(raw, HEAD)
     for k in range(K):
         assert torch.equal(law.loc[:, k], blocks[k])
-        torch.testing.assert_close(law.cov_diag[:, k], softplus(blocks[K + k]))
+        torch.testing.assert_close(law.cov_diag[:, k], softplus(blocks[K + k], MIN_VARIANCE))
         torch.testing.assert_close(law.logits[:, k], blocks[2 * K + k].mean((1, 2, 3)))
         for r in range(R):
             assert torch.equal(law.cov_factor[:, k, r], blocks[3 * K + k * R + r])
@@ -123,7 +136,7 @@ def test_cholesky_refuses_raw_output_with_space() -> None:
     [("point", 4), ("gaussian", 8), ("mixture", 36), ("low_rank", 16), ("low_rank_mixture", 60), ("sample", 4)],
 )
 def test_the_number_of_raw_channels_is_that_of_the_family(name: str, channels: int) -> None:
-    assert FAMILIES[name].num_raw_channels(4, num_components=3, rank=2) == channels
+    assert FAMILIES[name].num_raw_channels(4, HeadOptions(3, 2)) == channels
 
 
 def test_cholesky_counts_coordinates_and_not_channels() -> None:
@@ -136,10 +149,10 @@ def test_cholesky_counts_coordinates_and_not_channels() -> None:
 def test_initial_blocks_start_at_the_pretrained_mean_with_about_the_asked_for_spread(name: str) -> None:
     """A head whose raw blocks are exactly these starts: factors at zero, the pretrained output at 0.7."""
     family, pretrained, scale = FAMILIES[name], 0.7, 0.2
-    blocks = family.initial_blocks(num_components=K, rank=R, scale=scale)
-    assert len(blocks) == family.num_blocks(K, R)
+    blocks = family.initial_blocks(HEAD, scale)
+    assert len(blocks) == family.num_blocks(HEAD)
     raw = torch.tensor([[pretrained * b.copies_mean + b.bias for b in blocks]], dtype=torch.float64)
-    law = family.from_raw(raw, num_components=K, rank=R)
+    law = family.from_raw(raw, HEAD)
     torch.testing.assert_close(law.mean, torch.full((1, 1), pretrained, dtype=torch.float64))
     if family.has_spread:
-        assert scale <= float(law.stddev) <= 2 * scale
+        assert scale * (1 - 1e-12) <= float(law.stddev) <= 2 * scale

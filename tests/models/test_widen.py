@@ -9,7 +9,13 @@ from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 from support.tiny_unets import EMBEDDING_DIM, run_unet, tiny_unet
 from torch import Tensor
 
-from marigold_uq.distributions import FAMILIES, LowRankMixtureDistribution, MixtureDistribution, NoiseDistribution
+from marigold_uq.distributions import (
+    FAMILIES,
+    HeadOptions,
+    LowRankMixtureDistribution,
+    MixtureDistribution,
+    NoiseDistribution,
+)
 from marigold_uq.models.widen import add_condition_channels, narrow, widen
 
 HEADS: dict[str, tuple[str, dict[str, int]]] = {
@@ -36,7 +42,7 @@ def law_of(unet: UNet2DConditionModel, family: str, sizes: dict[str, int], x: Te
     extra = FAMILIES[family].noise_channels
     if extra:
         x = torch.cat([x, normal(len(x), extra, *x.shape[2:], dtype=x.dtype, seed=9)], 1)
-    return FAMILIES[family].from_raw(run_unet(unet, x), event_shape=(4, *x.shape[2:]), **sizes)
+    return FAMILIES[family].from_raw(run_unet(unet, x), HeadOptions(**sizes), event_shape=(4, *x.shape[2:]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
@@ -127,7 +133,7 @@ def test_every_new_weight_can_learn(family: str, sizes: dict[str, int]) -> None:
     extra = FAMILIES[family].noise_channels
     prompt = torch.zeros(2, 2, EMBEDDING_DIM)
     raw = unet(normal(2, 8 + extra, 8, 8), 500, encoder_hidden_states=prompt, return_dict=False)[0]
-    law = FAMILIES[family].from_raw(raw, event_shape=(4, 8, 8), **sizes)
+    law = FAMILIES[family].from_raw(raw, HeadOptions(**sizes), event_shape=(4, 8, 8))
     ((law.mean - normal(2, 4, 8, 8, seed=3)).square() + law.variance.square()).mean().backward()
     untrained = int((unet.conv_out.weight.grad.flatten(1).abs().sum(1) == 0).sum())
     single = family == "mixture" and sizes["num_components"] == 1  # the weight of a single component is 1: no gradient
@@ -160,7 +166,11 @@ def test_stock_diffusers_loads_a_saved_widened_unet(family: str, sizes: dict[str
     loaded = UNet2DConditionModel.from_pretrained(tmp_path)
     extra = FAMILIES[family].noise_channels
     assert loaded.config.in_channels == loaded.conv_in.in_channels == 8 + extra
-    assert loaded.config.out_channels == loaded.conv_out.out_channels == FAMILIES[family].num_raw_channels(4, **sizes)
+    assert (
+        loaded.config.out_channels
+        == loaded.conv_out.out_channels
+        == FAMILIES[family].num_raw_channels(4, HeadOptions(**sizes))
+    )
     x = normal(2, 8 + extra, 8, 8)
     assert torch.equal(run_unet(loaded, x), run_unet(unet, x))
 

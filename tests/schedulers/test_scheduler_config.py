@@ -97,7 +97,7 @@ def test_clipping_of_a_stock_config_is_turned_off_with_a_warning(name: str, capl
     config = {**MARIGOLD_1_0, name: True}
     scheduler = DistributionalDDIMScheduler.from_config(config, noise_family="gaussian")
     assert scheduler.config[name] is False
-    assert f"{name} is off: it would change the law of family 'gaussian'" in caplog.text
+    assert f"{name} is off: it would change the distribution of family 'gaussian'" in caplog.text
 
 
 def test_a_config_without_clipping_gives_no_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -108,9 +108,9 @@ def test_a_config_without_clipping_gives_no_warning(caplog: pytest.LogCaptureFix
 @pytest.mark.parametrize("family", DISTRIBUTIONAL)
 def test_asking_for_clipping_with_a_law_is_an_error(family: str) -> None:
     for extra in ({"clip_sample": True}, {"thresholding": True}):
-        with pytest.raises(ValueError, match="would change the law"):
+        with pytest.raises(ValueError, match="would change the distribution"):
             DistributionalDDIMScheduler(noise_family=family, **extra)
-        with pytest.raises(ValueError, match="would change the law"):
+        with pytest.raises(ValueError, match="would change the distribution"):
             DistributionalDDIMScheduler.from_config(MARIGOLD_1_0, noise_family=family, **extra)
 
 
@@ -119,7 +119,7 @@ def test_clipping_defaults_to_stock_for_a_point_and_to_off_for_a_law() -> None:
     assert DistributionalDDIMScheduler(noise_family="gaussian").config.clip_sample is False
     assert DistributionalDDIMScheduler.from_config({**MARIGOLD_1_0, "clip_sample": True}).config.clip_sample is True
     point = DistributionalDDIMScheduler()
-    assert DistributionalDDIMScheduler.from_config(point.config, noise_family="mixture").config.clip_sample is False
+    assert DistributionalDDIMScheduler.from_config(point.config, noise_family="gaussian").config.clip_sample is False
 
 
 @pytest.mark.parametrize("stock", [DDIMScheduler, DDPMScheduler])
@@ -200,9 +200,14 @@ def test_going_back_to_stock_keeps_the_schedule() -> None:
     [
         ({"noise_family": "laplace"}, "unknown noise family 'laplace'; choose one of cholesky, gaussian"),
         ({"prediction_type": "flow"}, "one of epsilon, sample, v_prediction; got 'flow'"),
-        ({"num_components": 0}, "num_components is at least 1"),
+        ({"num_components": 0}, "num_components must be at least 1"),
         ({"rank": -1}, "rank at least 0"),
-        ({"eta": -0.1}, "eta is at least 0"),
+        ({"noise_family": "low_rank"}, "family 'low_rank' needs .* a rank of at least 1; got 1 and 0"),
+        ({"noise_family": "mixture"}, "family 'mixture' needs num_components of at least 2 .* got 1 and 0"),
+        ({"noise_family": "low_rank_mixture", "rank": 2}, "num_components of at least 2 .* got 1 and 2"),
+        ({"eta": -0.1}, "eta must be finite and at least 0"),
+        ({"eta": float("nan")}, "eta must be finite and at least 0"),
+        ({"tau": float("inf")}, "must be positive and finite"),
         ({"tau": 0.0}, "must be positive"),
         ({"tau": float("nan")}, "must be positive"),
     ],

@@ -5,7 +5,8 @@ the first used timestep. Everything goes through raw channels, `predict_noise` a
 """
 
 import math
-from itertools import pairwise
+from dataclasses import replace
+from itertools import combinations, pairwise, product
 from typing import Any
 
 import pytest
@@ -27,19 +28,22 @@ from marigold_uq.distributions import FAMILIES, SampleDistribution
 from marigold_uq.sampling import reverse_diffusion
 from marigold_uq.schedulers import DistributionalDDIMScheduler
 
-CHAINS = {1: 8192, 4: 8192, 50: 2048}  # fewer where they cost most; one long run per family makes up for it
+CHAINS = {1: 8192, 4: 8192, 10: 4096, 50: 2048}  # fewer where they cost most; one long run per family makes up for it
 STANDARD_ERRORS = 5
 EXACT_FAMILIES = sorted(set(FAMILIES) - {"point"})
 ETAS = (0.0, 0.5, 1.0)
-# Stable Diffusion's schedule. With the steeper default, alpha_bar_T = 4e-5, the law of eps at t = T is narrower than
-# the floor of 1e-6 under the variances of the low-rank families.
-SCHEDULE = {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012}
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "default": {},  # diffusers' own betas, alpha_bar_T = 4e-5
+    "paper": {"num_train_timesteps": 50, "beta_start": 0.001, "beta_end": 0.35},
+    "stable diffusion": {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012},
+}
+PREDICTION_TYPES = ("epsilon", "v_prediction", "sample")
+SPACINGS = ("leading", "trailing", "linspace")
+STEPS = (4, 10, 50)
 
 
 def build(family: str, **options: Any) -> DistributionalDDIMScheduler:
-    return DistributionalDDIMScheduler(
-        noise_family=family, **{"clip_sample": False, **SCHEDULE, **SIZES[family], **options}
-    )
+    return DistributionalDDIMScheduler(noise_family=family, **{"clip_sample": False, **SIZES[family], **options})
 
 
 def run_chain(
@@ -73,21 +77,63 @@ def assert_law(x_0: Tensor, target: Target) -> None:
     assert (((x_0.unsqueeze(1) <= points).double().mean(0) - exact).abs() / error).max() < STANDARD_ERRORS
 
 
-@pytest.mark.parametrize("eta", ETAS)
-@pytest.mark.parametrize("steps", [1, 4, 50])
-@pytest.mark.parametrize("spacing", ["leading", "trailing", "linspace"])
-@pytest.mark.parametrize("prediction_type", ["epsilon", "v_prediction", "sample"])
-@pytest.mark.parametrize("family", EXACT_FAMILIES)
+def pairwise_cases() -> list[tuple[str, str, str, str, int, float]]:
+    """54 of the 1458 combinations, with every pair of values in one of them.
+
+    An orthogonal array: index vectors (family, schedule, prediction type) and sums of them modulo 3, no two of which
+    are multiples of each other.
+    """
+    cases = []
+    for (f, family), (s, schedule), (p, kind) in product(
+        *map(enumerate, (EXACT_FAMILIES, SCHEDULES, PREDICTION_TYPES))
+    ):
+        steps, spacing, eta = STEPS[(f + 2 * s + p) % 3], SPACINGS[(f + s + p) % 3], ETAS[(f + s + 2 * p) % 3]
+        cases.append((family, schedule, kind, spacing, steps, eta))
+    return cases
+
+
+@pytest.mark.parametrize(("family", "schedule", "prediction_type", "spacing", "steps", "eta"), pairwise_cases())
 def test_a_perfect_network_gives_the_exact_law(
-    family: str, prediction_type: str, spacing: str, steps: int, eta: float
+    family: str, schedule: str, prediction_type: str, spacing: str, steps: int, eta: float
 ) -> None:
-    target = TARGETS[family]
-    x_0 = run_chain(family, target, steps, prediction_type=prediction_type, timestep_spacing=spacing, eta=eta)
+    target, options = TARGETS[family], SCHEDULES[schedule]
+    x_0 = run_chain(
+        family, target, steps, prediction_type=prediction_type, timestep_spacing=spacing, eta=eta, **options
+    )
     assert_law(x_0, target)
 
 
-@pytest.mark.parametrize("eta", ETAS)
-@pytest.mark.parametrize("steps", [1, 4, 50])
+def test_the_cases_hold_every_pair_of_values() -> None:
+    values = (EXACT_FAMILIES, SCHEDULES, PREDICTION_TYPES, SPACINGS, STEPS, ETAS)
+    for i, j in combinations(range(len(values)), 2):
+        seen = {(case[i], case[j]) for case in pairwise_cases()}
+        assert seen == set(product(values[i], values[j]))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("prediction_type", PREDICTION_TYPES)
+@pytest.mark.parametrize("family", EXACT_FAMILIES)
+def test_one_step_from_the_last_timestep_is_exact(family: str, prediction_type: str, schedule: str) -> None:
+    options = {"prediction_type": prediction_type, "timestep_spacing": "trailing", **SCHEDULES[schedule]}
+    assert_law(run_chain(family, TARGETS[family], 1, **options), TARGETS[family])
+
+
+@pytest.mark.parametrize("schedule", ["default", "paper"])
+@pytest.mark.parametrize("family", ["gaussian", "low_rank", "low_rank_mixture", "cholesky"])
+def test_one_step_of_an_epsilon_head_resolves_a_narrow_target(family: str, schedule: str) -> None:
+    """N(2, .05^2): a floor of 1e-6 under the variance of eps would make it .16 wide."""
+    target = gaussian_target((2, 2), [2.0] * 4, [0.0025] * 4, [[0.0] * 4] * SIZES[family].get("rank", 0))
+    if family == "low_rank_mixture":
+        target = replace(target, **{name: value.repeat_interleave(2, 0) for name, value in _parts(target).items()})
+    options = {"timestep_spacing": "trailing", **SCHEDULES[schedule]}
+    assert float(run_chain(family, target, 1, **options).std()) == pytest.approx(0.05, abs=0.001)
+
+
+def _parts(target: JointMixture) -> dict[str, Tensor]:
+    return {"weights": target.weights / 2, "means": target.means, "diag": target.diag, "factor": target.factor}
+
+
+@pytest.mark.parametrize(("steps", "eta"), [(1, 1.0), (4, 0.0), (50, 0.5)])
 @pytest.mark.parametrize("prediction_type", ["v_prediction", "sample"])
 @pytest.mark.parametrize("family", EXACT_FAMILIES)
 def test_a_perfect_network_gives_the_exact_law_from_pure_noise_at_zero_terminal_snr(
@@ -117,7 +163,9 @@ def test_without_set_alpha_to_one_the_chain_ends_at_the_law_of_the_first_trainin
     ending = gaussian_target(
         (1, 2), [alpha_bar**0.5 * 0.7, -(alpha_bar**0.5)], [alpha_bar * v + 1 - alpha_bar for v in (0.09, 1e-4)]
     )
-    x_0 = run_chain("gaussian", target, 4, set_alpha_to_one=False, steps_offset=1, eta=eta)
+    x_0 = run_chain(
+        "gaussian", target, 4, set_alpha_to_one=False, steps_offset=1, eta=eta, **SCHEDULES["stable diffusion"]
+    )
     assert_law(x_0, ending)
     assert (x_0[:, 1].std() - 0.01).item() > 0.015  # far from the target's own .01
 

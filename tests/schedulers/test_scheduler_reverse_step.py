@@ -310,3 +310,19 @@ def test_a_step_before_the_timesteps_are_set_is_refused() -> None:
         scheduler.step(torch.zeros(1, 2, 3), 10, torch.zeros(1, 1, 3))
     with pytest.raises(ValueError, match="set_timesteps"):
         scheduler.previous_timestep(10)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_training_in_half_precision_sees_the_noise_that_sampling_sees(dtype: torch.dtype) -> None:
+    """Stable Diffusion's first timesteps: in bfloat16 stock's noise scales .0292, .0413, .0718 are 0, 0, .0625."""
+    scheduler = DistributionalDDIMScheduler(
+        beta_schedule="scaled_linear", beta_start=0.00085, beta_end=0.012, prediction_type="v_prediction"
+    )
+    timesteps = torch.tensor([0, 1, 5])
+    zero, one = torch.zeros(3, 1, dtype=dtype), torch.ones(3, 1, dtype=dtype)
+    scale = torch.tensor([math.sqrt(1 - scheduler.alpha_bar(int(t))) for t in timesteps]).unsqueeze(1)
+    noised = scheduler.add_noise(zero, one, timesteps)
+    assert noised.dtype == dtype
+    assert torch.equal(noised, scale.to(dtype))
+    torch.testing.assert_close(scheduler.training_target(one, zero, timesteps), -scale)
+    torch.testing.assert_close(scheduler.get_velocity(one, zero, timesteps), -scale)

@@ -20,7 +20,7 @@ from support.laws import (
 )
 from torch import Tensor
 
-from marigold_uq.distributions import LowRankDistribution
+from marigold_uq.distributions import HeadOptions, LowRankDistribution
 from marigold_uq.scores import SCORES, kernel_score, log_score, projected_crps
 
 EXTREME = 50.0
@@ -125,12 +125,16 @@ def test_large_parallel_factors_are_no_problem_in_float32(
     score: Callable[..., Tensor], options: dict[str, float]
 ) -> None:
     """Factors of 50 beside a variance of 1e-6, all parallel: I + U^T D^-1 U is singular in float32."""
-    loc, rho = torch.randn(2, 6, generator=generator()), torch.full((2, 6), -EXTREME)
+    loc, rho = torch.randn(2, 6, generator=generator()), torch.full((2, 6), math.log(1e-6))
     factor = EXTREME * torch.randn(2, 6, generator=generator(1)).sign()
     raw = torch.cat([loc, rho, factor, factor, -factor], 1)
     value = loc + factor * torch.tensor([[1.5], [0.3]])
     single, double = (
-        score(LowRankDistribution.from_raw(raw.to(dtype), rank=3, event_shape=(6,)), value.to(dtype), **options)
+        score(
+            LowRankDistribution.from_raw(raw.to(dtype), HeadOptions(rank=3), event_shape=(6,)),
+            value.to(dtype),
+            **options,
+        )
         for dtype in (torch.float32, torch.float64)
     )
     # float32 knows a residual of 75 to 4e-6, which is 0.004 standard deviations of 1e-3, squared and summed over six

@@ -183,7 +183,7 @@ def test_masks_broadcast_over_batch_channels_and_space(name: str, score: str) ->
 
 
 @pytest.mark.parametrize(("name", "score"), FAMILY_SCORES)
-def test_a_sample_without_any_valid_coordinate_does_not_count(name: str, score: str) -> None:
+def test_a_sample_without_any_valid_coordinate_scores_zero(name: str, score: str) -> None:
     raw, keep = random_raw(name, SHAPE, batch=3), torch.ones(3, *SHAPE, dtype=torch.bool)
     keep[1] = False
     law = law_from(name, raw.requires_grad_(), SHAPE)
@@ -192,7 +192,7 @@ def test_a_sample_without_any_valid_coordinate_does_not_count(name: str, score: 
     loss.backward()
     axis = 1 if FAMILIES[name].noise_channels else 0
     both = law_from(name, raw.detach().index_select(axis, torch.tensor([0, 2])), SHAPE)
-    torch.testing.assert_close(loss, mean_score(both, value[[0, 2]], score, **options_of(score)))
+    torch.testing.assert_close(3 * loss, 2 * mean_score(both, value[[0, 2]], score, **options_of(score)))
     assert raw.grad is not None
     assert bool((raw.grad.select(axis, 1) == 0).all())
 
@@ -212,7 +212,7 @@ def test_a_batch_without_any_valid_coordinate_has_loss_zero(name: str, score: st
 @pytest.mark.parametrize("mask", [torch.ones(2, 2, 3, 2), torch.ones(2, 2, 3, 2, dtype=torch.uint8)])
 def test_a_mask_must_be_boolean(mask: Tensor) -> None:
     law = random_law("low_rank", SHAPE)
-    with pytest.raises(TypeError, match="a mask is boolean, True where a coordinate counts"):
+    with pytest.raises(TypeError, match="a mask must be boolean, True where a coordinate counts"):
         mean_score(law, random_value(law), mask=mask)
 
 
@@ -233,14 +233,34 @@ def test_without_a_name_the_family_chooses_the_score(name: str) -> None:
     torch.testing.assert_close(plain, SCORES[chosen](law, value, **options_of(chosen)).mean())
 
 
-def test_the_mean_is_over_valid_coordinates_and_weighs_samples() -> None:
+def test_the_mean_is_over_valid_coordinates_of_a_sample_and_then_over_samples() -> None:
     law, keep = random_law("gaussian", SHAPE), random_mask()
     value, weight = random_value(law), torch.tensor([0.5, 2.0], dtype=torch.float64)
-    scores = crps(law, value)
-    torch.testing.assert_close(mean_score(law, value, "crps", mask=keep), scores[keep].mean())
-    per_coordinate = (keep * weight.reshape(-1, 1, 1, 1))[keep]
-    expected = (scores[keep] * per_coordinate).sum() / per_coordinate.sum()
+    first, second = (crps(law, value)[b][keep[b]].mean() for b in range(BATCH))
+    torch.testing.assert_close(mean_score(law, value, "crps", mask=keep), (first + second) / 2)
+    expected = (0.5 * first + 2 * second) / 2.5
     torch.testing.assert_close(mean_score(law, value, "crps", mask=keep, weight=weight), expected)
+
+
+@pytest.mark.parametrize(("name", "score"), FAMILY_SCORES)
+def test_the_documented_loss_is_the_trained_one(name: str, score: str) -> None:
+    """Trainers average `sample_scores`, which processes and micro batches can add up."""
+    law, keep = random_law(name, SHAPE), random_mask()
+    keep[1] = False
+    value = random_value(law).where(keep, math.nan)
+    loss = mean_score(law, value, score, mask=keep, **options_of(score))
+    assert torch.equal(loss, sample_scores(law, value, score, mask=keep, **options_of(score)).mean())
+
+
+@pytest.mark.parametrize(("name", "score"), FAMILY_SCORES)
+def test_every_score_takes_a_mask_and_sees_nothing_of_what_it_hides(name: str, score: str) -> None:
+    law, keep = random_law(name, SHAPE), random_mask()
+    value = random_value(law)
+    seen = SCORES[score](law, value.where(keep, math.nan), mask=keep, **options_of(score))
+    torch.testing.assert_close(seen, SCORES[score](law, value.where(keep, 7.0), mask=keep, **options_of(score)))
+    if seen.ndim > 1:
+        assert bool((seen[~keep] == 0).all())
+        torch.testing.assert_close(seen[keep], SCORES[score](law, value, **options_of(score))[keep])
 
 
 def test_the_mean_of_event_scores_weighs_samples() -> None:
@@ -268,8 +288,8 @@ def test_the_score_of_a_sample_is_the_mean_score_of_a_batch_of_one(name: str, sc
 
 def test_a_masked_mean_does_not_see_nan_under_the_mask() -> None:
     values = torch.tensor([[1.0, math.nan], [3.0, 5.0]])
-    assert float(masked_mean(values, torch.tensor([[True, False], [True, True]]))) == 3.0
-    assert float(masked_mean(torch.tensor([1.0, math.nan]), torch.tensor([[True, True], [False, False]]))) == 1.0
+    assert masked_mean(values, torch.tensor([[True, False], [True, True]])).tolist() == [1.0, 4.0]
+    assert masked_mean(values, torch.tensor([[False, False], [True, False]])).tolist() == [0.0, 3.0]
 
 
 def test_an_unknown_score_is_an_error_that_lists_the_known_ones() -> None:

@@ -3,10 +3,11 @@
 import torch
 from torch import Tensor
 
-from marigold_uq.distributions import FAMILIES, NoiseDistribution
+from marigold_uq.distributions import FAMILIES, HeadOptions, NoiseDistribution
 from marigold_uq.scores import SCORES
 
 NUM_COMPONENTS, RANK, NUM_DRAWS, BATCH = 3, 2, 5, 2
+HEAD = HeadOptions(NUM_COMPONENTS, RANK)
 EVENT_SHAPES = {"scalar": (1,), "vector": (3,), "line": (2, 5), "map": (1, 3, 4), "latent": (4, 2, 3)}
 
 
@@ -17,7 +18,7 @@ def generator(seed: int = 0) -> torch.Generator:
 def is_flat(name: str) -> bool:
     """Whether the family reads a flat vector of numbers (cholesky) and not so many channels per target channel."""
     try:
-        FAMILIES[name].num_blocks(NUM_COMPONENTS, RANK)
+        FAMILIES[name].num_blocks(HEAD)
     except ValueError:
         return True
     return False
@@ -28,7 +29,7 @@ def raw_shape(name: str, event_shape: tuple[int, ...], batch: int = BATCH) -> tu
     count, space = event_shape[0], event_shape[1:]
     if is_flat(name):
         count, space = torch.Size(event_shape).numel(), ()
-    shape = (batch, FAMILIES[name].num_raw_channels(count, NUM_COMPONENTS, RANK), *space)
+    shape = (batch, FAMILIES[name].num_raw_channels(count, HEAD), *space)
     return (NUM_DRAWS, *shape) if FAMILIES[name].noise_channels else shape
 
 
@@ -42,10 +43,9 @@ def random_raw(
 def law_from(name: str, raw: Tensor, event_shape: tuple[int, ...]) -> NoiseDistribution:
     """`from_raw`, and `stack` for the families that learn from draws."""
     family = FAMILIES[name]
-    options = {"num_components": NUM_COMPONENTS, "rank": RANK, "event_shape": event_shape}
     if family.noise_channels:
-        return family.stack([family.from_raw(one, **options) for one in raw])
-    return family.from_raw(raw, **options)
+        return family.stack([family.from_raw(one, HEAD, event_shape=event_shape) for one in raw])
+    return family.from_raw(raw, HEAD, event_shape=event_shape)
 
 
 def random_law(
@@ -60,7 +60,7 @@ def random_value(law: NoiseDistribution, seed: int = 1) -> Tensor:
 
 
 def has_density(name: str) -> bool:
-    return hasattr(FAMILIES[name], "log_prob")
+    return FAMILIES[name].has_density
 
 
 def scores_of(name: str) -> list[str]:

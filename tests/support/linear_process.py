@@ -74,7 +74,7 @@ class PerfectNetwork(nn.Module):
         total = alpha_bar * diag + 1 - alpha_bar
         w = factor / total
         shared = w * ((1 - alpha_bar) / (1 + alpha_bar * (factor * w).sum())).sqrt()
-        rho = torch.log(torch.expm1(diag / total - 1e-6))
+        rho = torch.log(torch.expm1(diag / total - 1e-12))
         raw = torch.stack([loc, rho.expand_as(loc), shared.expand_as(loc)], 1)
         return raw.float()
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MIN_SCALE = 1e-6  # what the activation adds to softplus: part of the file format
+MIN_SCALE, MIN_VARIANCE = 1e-6, 1e-12  # what the activation adds to softplus: part of the file format
 
 Moments = tuple[Tensor, Tensor]
 Network = Callable[[Tensor, Tensor | int], Tensor]
@@ -185,7 +185,64 @@ def noisy(target: Target, alpha_bar: float, count: int, generator: torch.Generat
 
 def perfect_network(family: str, target: Target, alphas_cumprod: Tensor, prediction_type: str) -> Network:
     """Raw output (B, channels, ...) of a network that has learned the exact law of its output for `family`."""
-    encode = {
+
+    def network(x: Tensor, timestep: Tensor | int) -> Tensor:
+        alpha_bar = float(alphas_cumprod[int(timestep)])
+        a, b = output_of_original(prediction_type, alpha_bar)
+        return _encoders()[family](target, x, alpha_bar, a, b)
+
+    return network
+
+
+@dataclass(frozen=True)
+class Framework:
+    """One timestep of another framework: x_t = signal x_0 + noise eps, network(input_scale x_t) = a x_t + b x_0."""
+
+    signal: float
+    noise: float
+    input_scale: float
+    a: float
+    b: float
+
+    @property
+    def size(self) -> float:
+        """x_t / size is x_t of a variance-preserving chain."""
+        return (self.signal**2 + self.noise**2) ** 0.5
+
+    @property
+    def alpha_bar(self) -> float:
+        """Of that chain."""
+        return (self.signal / self.size) ** 2
+
+
+def edm_framework(timestep: float, sigma_data: float = 0.5, sign: float = 1.0) -> Framework:
+    """x_0 = c_skip x_t + c_out F (Karras et al. 2022, Table 1), sigma = exp(4 c_noise)."""
+    sigma = float(torch.tensor(4 * timestep, dtype=torch.float64).exp())
+    total = sigma**2 + sigma_data**2
+    c_skip, c_out = sigma_data**2 / total, sign * sigma * sigma_data / total**0.5
+    return Framework(1.0, sigma, 1 / total**0.5, -c_skip / c_out, 1 / c_out)
+
+
+def flow_framework(timestep: float) -> Framework:
+    """x_t = (1 - s) x_0 + s eps; eps - x_0 = (x_t - x_0) / s."""
+    s = timestep / 1000
+    return Framework(1 - s, s, 1.0, 1 / s, -1 / s)
+
+
+def perfect_network_of(family: str, target: Target, framework: Callable[[float], Framework]) -> Network:
+    """The same in another framework; channels of fresh noise after those of x_t are never scaled."""
+
+    def network(x: Tensor, timestep: Tensor | int) -> Tensor:
+        at, channels = framework(float(timestep)), target.event_shape[0]
+        x_t = x[:, :channels] / at.input_scale
+        preserved = torch.cat([x_t / at.size, x[:, channels:]], 1)
+        return _encoders()[family](target, preserved, at.alpha_bar, at.a * at.size, at.b)
+
+    return network
+
+
+def _encoders() -> dict[str, Callable[..., Tensor]]:
+    return {
         "point": _raw_point,
         "gaussian": _raw_gaussian,
         "mixture": _raw_mixture,
@@ -193,14 +250,7 @@ def perfect_network(family: str, target: Target, alphas_cumprod: Tensor, predict
         "cholesky": _raw_cholesky,
         "low_rank_mixture": _raw_low_rank_mixture,
         "sample": _raw_sample,
-    }[family]
-
-    def network(x: Tensor, timestep: Tensor | int) -> Tensor:
-        alpha_bar = float(alphas_cumprod[int(timestep)])
-        a, b = output_of_original(prediction_type, alpha_bar)
-        return encode(target, x, alpha_bar, a, b)
-
-    return network
+    }
 
 
 def _raw_point(target: Target, x: Tensor, alpha_bar: float, a: float, b: float) -> Tensor:
@@ -227,14 +277,14 @@ def _raw_mixture(target: IndependentMixtures, x: Tensor, alpha_bar: float, a: fl
 def _raw_low_rank(target: JointMixture, x: Tensor, alpha_bar: float, a: float, b: float) -> Tensor:
     """[loc, rho, factor_1..factor_r], rho for a variance."""
     loc, diag, factor, _ = target.posterior(x.flatten(1), alpha_bar)
-    rho = inverse_softplus(b * b * diag).unsqueeze(0)
+    rho = inverse_softplus(b * b * diag, MIN_VARIANCE).unsqueeze(0)
     return _blocks(x, a * x.flatten(1).unsqueeze(1) + b * loc, rho, b * factor)
 
 
 def _raw_low_rank_mixture(target: JointMixture, x: Tensor, alpha_bar: float, a: float, b: float) -> Tensor:
     """[loc_1.., rho_1.., logit_1.., factor_11..factor_1r, .., factor_K1..factor_Kr]; the reader averages the logits."""
     loc, diag, factor, logits = target.posterior(x.flatten(1), alpha_bar)
-    rho = inverse_softplus(b * b * diag).unsqueeze(0)
+    rho = inverse_softplus(b * b * diag, MIN_VARIANCE).unsqueeze(0)
     everywhere = logits.unsqueeze(-1).expand_as(loc)
     return _blocks(x, a * x.flatten(1).unsqueeze(1) + b * loc, rho, everywhere, (b * factor).flatten(0, 1).unsqueeze(0))
 
@@ -264,6 +314,6 @@ def _blocks(x: Tensor, *parts: Tensor) -> Tensor:
     return wide.reshape(len(x), wide.shape[1], *x.shape[1:]).flatten(1, 2)
 
 
-def inverse_softplus(value: Tensor) -> Tensor:
-    """The rho with softplus(rho) + 1e-6 = value."""
-    return torch.log(torch.expm1(value - MIN_SCALE))
+def inverse_softplus(value: Tensor, floor: float = MIN_SCALE) -> Tensor:
+    """The rho with softplus(rho) + floor = value."""
+    return torch.log(torch.expm1(value - floor))

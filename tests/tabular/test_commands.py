@@ -136,7 +136,7 @@ def test_all_splits_of_a_set_are_fitted_and_scored(
     files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     evaluate = load_script("eval/eval_tabular.py")
-    arguments = ["--uci.root", str(files), "--uci.name", "toy", *FLAGS]
+    arguments = ["--uci", str(files / "toy"), *FLAGS]
     config = str(ROOT / "configs" / "tabular" / "paper.yaml")
     assert evaluate.main(["--config", config, *arguments, "--output", str(tmp_path / "out")]) == 0
     result = json.loads((tmp_path / "out" / "metrics.json").read_text())

@@ -88,3 +88,10 @@ def test_dropout_drops_the_units_that_the_numbers_say() -> None:
     x = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0))
     dropped = model(x, torch.full((2, 4, model.num_hidden_units), 0.9))  # all units drop: the last bias remains
     torch.testing.assert_close(dropped, model.layers[-1].bias.expand(2, 4, 1))
+
+
+def test_a_timestep_beyond_the_table_is_refused_instead_of_read_from_the_next_model() -> None:
+    network, (x, t, c, f) = build(), inputs()
+    for wrong in (6, -1):
+        with pytest.raises(IndexError, match=r"timesteps must lie within 0\.\.5"):
+            network(x, torch.full_like(t, wrong), c, f)

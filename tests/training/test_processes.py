@@ -96,7 +96,9 @@ def test_two_processes_train_like_one_with_the_same_effective_batch(files: tuple
     assert len(list((root / "two" / "validation" / "step-0000006").glob("*.png"))) == 3
     # Adam turns a rounding error of a near-zero gradient into part of a step, here 6 steps of 1e-3.
     assert_same_weights(trained_weights(root / "one"), trained_weights(root / "two"), tolerance=2e-5)
-    scales = [torch.load(root / name / "checkpoints/checkpoint-6/custom_checkpoint_1.pkl") for name in ("one", "two")]
+    saved = [torch.load(root / name / "checkpoints" / "checkpoint-6" / "task.pt") for name in ("one", "two")]
+    assert [one["validated"] for one in saved] == [6, 6]
+    scales = [one["states"][0] for one in saved]
     assert (scales[0]["mean_square"] != 1).any()
     torch.testing.assert_close(scales[0]["mean_square"], scales[1]["mean_square"], rtol=1e-5, atol=0)
     assert (root / "two" / "model" / "README.md").exists()

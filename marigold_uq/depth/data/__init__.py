@@ -5,12 +5,11 @@ Every data set returns a `DepthSample`: image (3, H, W) in [0, 1], depth (1, H, 
 
 from marigold_uq.depth.data.augmentation import AugmentedDataset, DepthTransform, flip_sample
 from marigold_uq.depth.data.base import DepthDataset, Problem
-from marigold_uq.depth.data.epochs import SharedEpoch, sample_generator
 from marigold_uq.depth.data.folder import FolderRecord, ImageDepthFolder
 from marigold_uq.depth.data.huggingface import HuggingFaceDepth
 from marigold_uq.depth.data.layout import LayoutReport, check_layout, check_samples, describe
 from marigold_uq.depth.data.listed import ListedDepth, ListEntry
-from marigold_uq.depth.data.mixture import MixtureDataset
+from marigold_uq.depth.data.mixture import MixtureDataset, SharedEpoch, sample_generator
 from marigold_uq.depth.data.normalization import denormalize_depth, latent_mask, normalize_depth
 from marigold_uq.depth.data.photometric import PhotometricTransform
 from marigold_uq.depth.data.registry import DATASETS, build_dataset, register_dataset

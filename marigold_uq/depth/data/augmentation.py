@@ -8,11 +8,11 @@ import torch
 from torch.utils.data import Dataset
 
 from marigold_uq.depth.data.base import DepthDataset, Problem
-from marigold_uq.depth.data.epochs import SharedEpoch, sample_generator
+from marigold_uq.depth.data.mixture import SharedEpoch, sample_generator
 from marigold_uq.depth.data.photometric import PhotometricTransform
 from marigold_uq.depth.data.sample import DepthDataError, DepthSample, resize_sample
 
-CROP_ATTEMPTS = 10
+_CROP_ATTEMPTS = 10
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class DepthTransform:
         """A random crop that has ground truth in it, at the final size."""
         height, width = sample["image"].shape[-2:]
         size = self.size if self.size is not None else (height, width)
-        for _ in range(CROP_ATTEMPTS):
+        for _ in range(_CROP_ATTEMPTS):
             top, left, crop_height, crop_width = self._draw_box((height, width), size, generator)
             rows, columns = slice(top, top + crop_height), slice(left, left + crop_width)
             cropped = DepthSample(
@@ -69,7 +69,7 @@ class DepthTransform:
             if bool(resized["valid"].any()):
                 return _contiguous(resized)
         raise DepthDataError(
-            f"no valid depth pixel in {CROP_ATTEMPTS} random crops resized from {height} x {width} to {size}: "
+            f"no valid depth pixel in {_CROP_ATTEMPTS} random crops resized from {height} x {width} to {size}: "
             "the ground truth is too sparse for this size or crop_scale",
             sample["name"],
         )

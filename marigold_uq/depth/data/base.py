@@ -11,7 +11,7 @@ from marigold_uq.depth.data.sample import DepthDataError, DepthSample
 
 logger = logging.getLogger(__name__)
 
-ON_ERROR = ("raise", "skip")
+_ON_ERROR = ("raise", "skip")
 Problem = tuple[str, str]  # (sample name, reason)
 
 
@@ -26,8 +26,8 @@ class DepthDataset(Dataset[DepthSample]):
     """
 
     def __init__(self, length: int, on_error: str = "raise") -> None:
-        if on_error not in ON_ERROR:
-            raise ValueError(f"on_error must be one of {', '.join(ON_ERROR)}, got {on_error!r}")
+        if on_error not in _ON_ERROR:
+            raise ValueError(f"on_error must be one of {', '.join(_ON_ERROR)}, got {on_error!r}")
         self.on_error = on_error
         self._length = length
         # One shared byte per sample: a worker's finding is seen by the main process, whose own list it cannot reach.

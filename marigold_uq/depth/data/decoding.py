@@ -20,8 +20,8 @@ from marigold_uq.depth.data.sample import DepthDataError
 Values = NDArray[np.generic]
 Size = tuple[int, int]  # (H, W)
 
-EXR_MAGIC = b"\x76\x2f\x31\x01"
-EXR_DEPTH_CHANNELS = ("Z", "Y", "V", "depth")  # in order of preference
+_EXR_MAGIC = b"\x76\x2f\x31\x01"
+_EXR_DEPTH_CHANNELS = ("Z", "Y", "V", "depth")  # in order of preference
 
 # What PIL, numpy and zlib raise for files that are cut short, damaged or something else altogether.
 DECODING_ERRORS = (
@@ -140,12 +140,12 @@ def _exr(data: bytes, file: str, size: Size) -> Values:
 
 
 def _depth_channel(channels: dict[str, Values], file: str) -> Values:
-    named = [name for name in EXR_DEPTH_CHANNELS if name in channels]
+    named = [name for name in _EXR_DEPTH_CHANNELS if name in channels]
     if named or len(channels) == 1:
         return channels[named[0] if named else next(iter(channels))]
     if not {"R", "G", "B"} <= set(channels):
         raise DepthDataError(
-            f"EXR channels {sorted(channels)}: expected one of {', '.join(EXR_DEPTH_CHANNELS)}, or RGB", file
+            f"EXR channels {sorted(channels)}: expected one of {', '.join(_EXR_DEPTH_CHANNELS)}, or RGB", file
         )
     if not all(np.array_equal(channels["R"], channels[name], equal_nan=True) for name in "GB"):
         raise DepthDataError("EXR with differing colour channels is a picture, not a depth map", file)
@@ -191,7 +191,7 @@ def exr_channel_names(data: bytes, file: str) -> list[str]:
     """The channels in an EXR header: attribute `channels` of type chlist, entries of a name and 16 bytes."""
     marker = b"channels\0chlist\0"
     start = data.find(marker)
-    if not data.startswith(EXR_MAGIC) or start < 0:
+    if not data.startswith(_EXR_MAGIC) or start < 0:
         raise DepthDataError(f"is not an EXR file, or cut off within its header ({len(data)} bytes)", file)
     position = start + len(marker) + 4  # the attribute's size
     names = []

@@ -12,9 +12,9 @@ from marigold_uq.depth.data.sample import KINDS, DepthDataError, DepthSample, as
 from marigold_uq.depth.data.storage import FolderStorage
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm")
-IMAGE_FOLDERS = ("rgb", "images", "image")
-DEPTH_FOLDERS = ("depth", "depths")
-INDEX_FILES = ("index.json", "index.csv")
+_IMAGE_FOLDERS = ("rgb", "images", "image")
+_DEPTH_FOLDERS = ("depth", "depths")
+_INDEX_FILES = ("index.json", "index.csv")
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,8 @@ class _Folders:
 
     def __init__(self, root: Path, images: str | None, depths: str | None) -> None:
         self.root = root
-        self.images = self._stems(images, IMAGE_FOLDERS, IMAGE_SUFFIXES)
-        self.depths = self._stems(depths, DEPTH_FOLDERS, tuple(FORMAT_OF_SUFFIX))
+        self.images = self._stems(images, _IMAGE_FOLDERS, IMAGE_SUFFIXES)
+        self.depths = self._stems(depths, _DEPTH_FOLDERS, tuple(FORMAT_OF_SUFFIX))
 
     def _stems(self, given: str | None, usual: tuple[str, ...], suffixes: tuple[str, ...]) -> dict[str, str]:
         names = [given] if given is not None else [name for name in usual if (self.root / name).is_dir()]
@@ -126,8 +126,8 @@ class _Folders:
         if not self.images or not self.depths:
             missing = "image" if not self.images else "depth"
             raise DepthDataError(
-                f"no {missing} files found; expected the folders {' | '.join(IMAGE_FOLDERS)} and "
-                f"{' | '.join(DEPTH_FOLDERS)}, or an index ({' | '.join(INDEX_FILES)})",
+                f"no {missing} files found; expected the folders {' | '.join(_IMAGE_FOLDERS)} and "
+                f"{' | '.join(_DEPTH_FOLDERS)}, or an index ({' | '.join(_INDEX_FILES)})",
                 str(self.root),
             )
         stems = sorted(set(self.images) | set(self.depths))
@@ -142,7 +142,7 @@ def _existing_folder(folder: Path) -> Path:
 
 def _find_index(root: Path, index: str | Path | None) -> Path | None:
     if index is None:
-        return next((root / name for name in INDEX_FILES if (root / name).is_file()), None)
+        return next((root / name for name in _INDEX_FILES if (root / name).is_file()), None)
     path = root / index
     if not path.is_file():
         raise DepthDataError("the index file does not exist", str(path))

@@ -1,8 +1,6 @@
 """Hypersim's HDF5 frames to the prepared form: tone-mapped 8-bit colour and planar depth in millimetres."""
 
 import csv
-import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +10,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from marigold_uq.depth.data.sample import DepthDataError
+from marigold_uq.files import atomic_path, make_folder
 
 FOCAL, FOCAL_WIDTH = 886.81, 1024  # pixels, for frames 1024 pixels wide
-GAMMA = 1 / 2.2
+_GAMMA = 1 / 2.2
 PERCENTILE, TARGET_BRIGHTNESS = 90.0, 0.8
-DARK = 1e-4  # below this brightness percentile there is nothing to expose: the frame becomes black
-NO_ENTITY = -1
-SPLIT_COLUMNS = ("scene_name", "camera_name", "frame_id", "included_in_public_release", "split_partition_name")
+_DARK = 1e-4  # below this brightness percentile there is nothing to expose: the frame becomes black
+_NO_ENTITY = -1
+_SPLIT_COLUMNS = ("scene_name", "camera_name", "frame_id", "included_in_public_release", "split_partition_name")
 
 Floats = NDArray[np.floating]
 
@@ -58,7 +57,7 @@ def read_split(path: Path) -> Iterator[HypersimFrame]:
     """The frames of metadata_images_split_scene_v1.csv that are part of the public release."""
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
-        absent = set(SPLIT_COLUMNS) - set(reader.fieldnames or ())
+        absent = set(_SPLIT_COLUMNS) - set(reader.fieldnames or ())
         if absent:
             raise DepthDataError(f"lacks the columns {', '.join(sorted(absent))}; is it the split file?", str(path))
         for row in reader:
@@ -91,8 +90,8 @@ def tone_map(colour: Floats, valid: NDArray[np.bool_]) -> NDArray[np.uint8]:
     scale = 1.0
     if measurable.any():
         percentile = np.percentile(brightness[measurable], PERCENTILE)
-        scale = TARGET_BRIGHTNESS ** (1 / GAMMA) / percentile if percentile >= DARK else 0.0
-    mapped = np.clip(np.nan_to_num(colour) * scale, 0, None) ** GAMMA
+        scale = TARGET_BRIGHTNESS ** (1 / _GAMMA) / percentile if percentile >= _DARK else 0.0
+    mapped = np.clip(np.nan_to_num(colour) * scale, 0, None) ** _GAMMA
     return np.round(255 * np.clip(mapped, 0, 1)).astype(np.uint8)
 
 
@@ -112,7 +111,7 @@ def convert_frame(frame: HypersimFrame, root: Path, output: Path, *, overwrite: 
         return False
     colour = _read_hdf5(frame.source(root, "color")).astype(np.float64)
     distance = _read_hdf5(frame.source(root, "depth_meters")).astype(np.float64)
-    valid = _read_hdf5(frame.source(root, "render_entity_id")) != NO_ENTITY
+    valid = _read_hdf5(frame.source(root, "render_entity_id")) != _NO_ENTITY
     if colour.shape[:2] != distance.shape or distance.shape != valid.shape:
         raise DepthDataError(
             f"sizes differ: colour {colour.shape}, depth {distance.shape}, entities {valid.shape}", frame.image
@@ -137,13 +136,6 @@ def _read_hdf5(path: Path) -> NDArray[np.generic]:
 
 
 def _write_png(path: Path, pixels: NDArray[np.generic]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            Image.fromarray(pixels).save(file, format="PNG")
-        os.chmod(temporary, 0o644)  # mkstemp makes it private
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    make_folder(path.parent)
+    with atomic_path(path, overwrite=True) as temporary:
+        Image.fromarray(pixels).save(temporary, format="PNG")

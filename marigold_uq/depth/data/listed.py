@@ -14,7 +14,7 @@ from marigold_uq.depth.data.sample import DepthDataError, DepthSample, assemble_
 from marigold_uq.depth.data.specs import DepthSpec
 from marigold_uq.depth.data.storage import Storage, open_storage
 
-NO_DEPTH = "None"  # what a list says where a frame has no ground truth
+_NO_DEPTH = "None"  # what a list says where a frame has no ground truth
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ class ListedDepth(DepthDataset):
         self.spec = _override(spec, overrides)
         self.storage: Storage = open_storage(root)
         rows = _discover(self.spec, self.storage) if filenames is None else _read_list(self.spec, Path(filenames))
-        absent = NO_DEPTH if self.spec.depth_may_be_absent else None
+        absent = _NO_DEPTH if self.spec.depth_may_be_absent else None
         self.lines_without_depth = [row[0] for row in rows if row[1] == absent]
         self.entries = [ListEntry(*row) for row in rows if row[1] != absent]
         if not self.entries:
@@ -120,7 +120,7 @@ def _read_list(spec: DepthSpec, path: Path) -> list[tuple[str, ...]]:
         columns = line.split()
         if not columns:
             continue
-        absent = spec.depth_may_be_absent and columns[1:2] == [NO_DEPTH]
+        absent = spec.depth_may_be_absent and columns[1:2] == [_NO_DEPTH]
         if len(columns) < spec.num_columns and not absent:
             raise DepthDataError(
                 f"line {number} has {len(columns)} columns, {spec.title} needs {spec.num_columns}: {spec.example!r}",
@@ -133,7 +133,7 @@ def _read_list(spec: DepthSpec, path: Path) -> list[tuple[str, ...]]:
 
 def _beside(folder: str, name: str) -> str:
     """A bare file name means the image's folder."""
-    return name if name == NO_DEPTH or "/" in name else posixpath.join(folder, name)
+    return name if name == _NO_DEPTH or "/" in name else posixpath.join(folder, name)
 
 
 def _discover(spec: DepthSpec, storage: Storage) -> list[tuple[str, ...]]:
@@ -145,7 +145,7 @@ def _discover(spec: DepthSpec, storage: Storage) -> list[tuple[str, ...]]:
             continue
         depth = match.expand(spec.depth_template)
         if spec.depth_may_be_absent and not storage.contains(depth):
-            depth = NO_DEPTH
+            depth = _NO_DEPTH
         rows.append((image, depth, *([match.expand(spec.mask_template)] if spec.mask_template else [])))
     return rows
 

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-DepthRange = tuple[float, float]
+_DepthRange = tuple[float, float]
 
 
-def normalize_depth(depth: Tensor, valid: Tensor, low: float = 0.02, high: float = 0.98) -> tuple[Tensor, DepthRange]:
+def normalize_depth(depth: Tensor, valid: Tensor, low: float = 0.02, high: float = 0.98) -> tuple[Tensor, _DepthRange]:
     """x = 2 (d - d_low) / (d_high - d_low) - 1, clipped to [-1, 1]; d_low and d_high are quantiles of the valid depth.
 
     Invalid pixels go to the far plane, +1; mask them out of the loss (`latent_mask`). A constant map has no range and
@@ -40,7 +40,7 @@ def normalize_depth(depth: Tensor, valid: Tensor, low: float = 0.02, high: float
     return torch.where(valid, normalized, torch.ones_like(normalized)), (d_low, d_high)
 
 
-def denormalize_depth(normalized: Tensor, depth_range: DepthRange) -> Tensor:
+def denormalize_depth(normalized: Tensor, depth_range: _DepthRange) -> Tensor:
     """d = d_low + (x + 1) / 2 (d_high - d_low), the inverse of `normalize_depth` between the two quantiles."""
     d_low, d_high = depth_range
     return (normalized + 1) / 2 * (d_high - d_low) + d_low
@@ -64,7 +64,7 @@ def latent_mask(valid: Tensor, factor: int = 8) -> Tensor:
     return cells.all(dim=-1).all(dim=-2)
 
 
-def _quantiles(values: Tensor, quantiles: tuple[float, float]) -> DepthRange:
+def _quantiles(values: Tensor, quantiles: tuple[float, float]) -> _DepthRange:
     """Linear interpolation between order statistics, numpy's and torch's default.
 
     A partition finds four order statistics in linear time; torch.quantile sorts, and refuses more than 2**24 pixels.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
+_LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _factor(strength: float, generator: torch.Generator) -> float:
 
 def _luma(image: Tensor) -> Tensor:
     """(3, H, W) to (1, H, W)."""
-    return (image * image.new_tensor(LUMA).view(3, 1, 1)).sum(dim=0, keepdim=True)
+    return (image * image.new_tensor(_LUMA).view(3, 1, 1)).sum(dim=0, keepdim=True)
 
 
 def _rotate_hue(image: Tensor, angle: float) -> Tensor:

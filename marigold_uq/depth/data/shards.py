@@ -16,7 +16,7 @@ from marigold_uq.depth.data.base import DepthDataset
 from marigold_uq.depth.data.sample import DepthSample
 from marigold_uq.files import atomic_folder
 
-INDEX = "shard.json"
+_INDEX = "shard.json"
 
 
 def write_shard(folder: Path, arrays: Mapping[str, np.ndarray], names: Iterable[str]) -> None:
@@ -28,7 +28,7 @@ def write_shard(folder: Path, arrays: Mapping[str, np.ndarray], names: Iterable[
     with atomic_folder(folder) as temporary:
         for key, array in arrays.items():
             np.save(temporary / f"{key}.npy", array)
-        (temporary / INDEX).write_text(json.dumps({"keys": sorted(arrays), "names": names}), encoding="utf-8")
+        (temporary / _INDEX).write_text(json.dumps({"keys": sorted(arrays), "names": names}), encoding="utf-8")
 
 
 class Shards(Dataset[dict[str, Any]]):
@@ -36,10 +36,10 @@ class Shards(Dataset[dict[str, Any]]):
 
     def __init__(self, root: Path | str, *, start: int = 0, length: int | None = None) -> None:
         self.root = Path(root)
-        self.folders = sorted(path.parent for path in self.root.glob(f"*/{INDEX}"))
+        self.folders = sorted(path.parent for path in self.root.glob(f"*/{_INDEX}"))
         if not self.folders:
-            raise FileNotFoundError(f"no shards below {self.root}: expected folders that hold {INDEX}")
-        self._indices = [json.loads((folder / INDEX).read_text(encoding="utf-8")) for folder in self.folders]
+            raise FileNotFoundError(f"no shards below {self.root}: expected folders that hold {_INDEX}")
+        self._indices = [json.loads((folder / _INDEX).read_text(encoding="utf-8")) for folder in self.folders]
         self._ends = np.cumsum([len(index["names"]) for index in self._indices]).tolist()
         self._arrays: dict[int, dict[str, np.ndarray]] = {}
         available = self._ends[-1] - start
@@ -84,7 +84,7 @@ class Shards(Dataset[dict[str, Any]]):
         return {**self.__dict__, "_arrays": {}}  # workers map the files themselves
 
 
-class SceneShards(Shards):
+class _SceneShards(Shards):
     """Rendered scenes as depth samples: image uint8, depth float16 metres and valid on disk, floats on reading."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class RenderedScenes(DepthDataset):
     """`length` scenes from `start` on, of those in the shards below a folder."""
 
     def __init__(self, root: str | Path, *, start: int = 0, length: int | None = None, on_error: str = "raise") -> None:
-        self.scenes = SceneShards(root, start=start, length=length)
+        self.scenes = _SceneShards(root, start=start, length=length)
         super().__init__(len(self.scenes), on_error)
 
     def name_of(self, index: int) -> str:

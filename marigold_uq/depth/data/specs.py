@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-MARIGOLD_LISTS = "filename lists: data_split/ of https://github.com/prs-eth/Marigold"
-MARIGOLD_TARS = "prepared tars: https://share.phys.ethz.ch/~pf/bingkedata/marigold/evaluation_dataset/"
+_LISTS = "filename lists: data_split/ of https://github.com/prs-eth/Marigold"
+_TARS = "prepared tars: https://share.phys.ethz.ch/~pf/bingkedata/marigold/evaluation_dataset/"
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class DepthSpec:
         return re.fullmatch(self.image_pattern, path)
 
 
-HYPERSIM = DepthSpec(
+_HYPERSIM = DepthSpec(
     name="hypersim",
     title="Hypersim (prepared)",
     role="train",
@@ -75,7 +75,7 @@ HYPERSIM = DepthSpec(
         "metadata_images_split_scene_v1.csv, then scripts/prepare_hypersim.py"
     ),
 )
-VKITTI2 = DepthSpec(
+_VKITTI2 = DepthSpec(
     name="vkitti2",
     title="Virtual KITTI 2",
     role="train",
@@ -107,9 +107,9 @@ NYU = DepthSpec(
     depth_template=r"\g<scene>/depth_\g<frame>.png",
     num_published=654,
     example="test/kitchen_0004/rgb_0001.png test/kitchen_0004/depth_0001.png test/kitchen_0004/filled_0001.png",
-    source=f"{MARIGOLD_TARS}nyuv2/; original: https://cs.nyu.edu/~fergus/datasets/nyu_depth_v2.html; {MARIGOLD_LISTS}",
+    source=f"{_TARS}nyuv2/; original: https://cs.nyu.edu/~fergus/datasets/nyu_depth_v2.html; {_LISTS}",
 )
-KITTI_EIGEN = DepthSpec(
+_KITTI_EIGEN = DepthSpec(
     name="kitti_eigen",
     title="KITTI, Eigen split",
     role="eval",
@@ -128,8 +128,8 @@ KITTI_EIGEN = DepthSpec(
         "2011_09_26_drive_0002_sync/proj_depth/groundtruth/image_02/0000000069.png 721.5377"
     ),
     source=(
-        f"{MARIGOLD_TARS}kitti/; original: raw data and data_depth_annotated.zip of "
-        f"https://www.cvlibs.net/datasets/kitti/eval_depth.php?benchmark=depth_prediction; {MARIGOLD_LISTS}"
+        f"{_TARS}kitti/; original: raw data and data_depth_annotated.zip of "
+        f"https://www.cvlibs.net/datasets/kitti/eval_depth.php?benchmark=depth_prediction; {_LISTS}"
     ),
 )
 ETH3D = DepthSpec(
@@ -145,12 +145,9 @@ ETH3D = DepthSpec(
         "rgb/office/images/dslr_images/DSC_0219.JPG "
         "depth/office_dslr_depth/office/ground_truth_depth/dslr_images/DSC_0219.JPG"
     ),
-    source=(
-        f"{MARIGOLD_TARS}eth3d/; original (distorted DSLR images and depth): https://www.eth3d.net/datasets; "
-        f"{MARIGOLD_LISTS}"
-    ),
+    source=(f"{_TARS}eth3d/; original (distorted DSLR images and depth): https://www.eth3d.net/datasets; {_LISTS}"),
 )
-SCANNET = DepthSpec(
+_SCANNET = DepthSpec(
     name="scannet",
     title="ScanNet (colour resized to the depth's 480 x 640)",
     role="eval",
@@ -162,7 +159,7 @@ SCANNET = DepthSpec(
     depth_template=r"\g<scene>/depth/\g<frame>.png",
     num_published=800,
     example="scene0406_02/color/000300.jpg scene0406_02/depth/000300.png",
-    source=f"{MARIGOLD_TARS}scannet/; original: http://www.scan-net.org/; {MARIGOLD_LISTS}",
+    source=f"{_TARS}scannet/; original: http://www.scan-net.org/; {_LISTS}",
 )
 DIODE = DepthSpec(
     name="diode",
@@ -180,42 +177,44 @@ DIODE = DepthSpec(
         "indoors/scene_00021/scan_00189/00021_00189_indoors_200_010_depth.npy "
         "indoors/scene_00021/scan_00189/00021_00189_indoors_200_010_depth_mask.npy"
     ),
-    source=f"{MARIGOLD_TARS}diode/; original (val.tar.gz): https://diode-dataset.org/; {MARIGOLD_LISTS}",
+    source=f"{_TARS}diode/; original (val.tar.gz): https://diode-dataset.org/; {_LISTS}",
 )
 
-SPECS: dict[str, DepthSpec] = {spec.name: spec for spec in (HYPERSIM, VKITTI2, NYU, KITTI_EIGEN, ETH3D, SCANNET, DIODE)}
+SPECS: dict[str, DepthSpec] = {
+    spec.name: spec for spec in (_HYPERSIM, _VKITTI2, NYU, _KITTI_EIGEN, ETH3D, _SCANNET, DIODE)
+}
 
 
 # --------------------------------------------------------- crops and masks: row and column ranges of a picture
 
-Region = Callable[[int, int], tuple[slice, slice]]  # (H, W) -> rows, columns
+_Region = Callable[[int, int], tuple[slice, slice]]  # (H, W) -> rows, columns
 
-KITTI_CROP = (352, 1216)
-NYU_SIZE = (480, 640)
+_KITTI_CROP = (352, 1216)
+_NYU_SIZE = (480, 640)
 
 
-def kitti_benchmark_crop(height: int, width: int) -> tuple[slice, slice]:
+def _kitti_benchmark_crop(height: int, width: int) -> tuple[slice, slice]:
     """The 352 x 1216 window of the KITTI depth benchmark: bottom rows, centred columns."""
-    crop_height, crop_width = KITTI_CROP
+    crop_height, crop_width = _KITTI_CROP
     if height < crop_height or width < crop_width:
         raise ValueError(f"the KITTI benchmark crop needs at least 352 x 1216 pixels (H x W), got {height} x {width}")
     top, left = height - crop_height, (width - crop_width) // 2
     return slice(top, height), slice(left, left + crop_width)
 
 
-def nyu_eigen_mask(height: int, width: int) -> tuple[slice, slice]:
+def _nyu_eigen_mask(height: int, width: int) -> tuple[slice, slice]:
     """Rows 45:471 and columns 41:601 of a 480 x 640 NYUv2 frame (Eigen et al., 2014)."""
-    if (height, width) != NYU_SIZE:
+    if (height, width) != _NYU_SIZE:
         raise ValueError(f"the NYU Eigen mask is defined for 480 x 640 pixels (H x W), got {height} x {width}")
     return slice(45, 471), slice(41, 601)
 
 
-def kitti_eigen_mask(height: int, width: int) -> tuple[slice, slice]:
+def _kitti_eigen_mask(height: int, width: int) -> tuple[slice, slice]:
     """Eigen et al. (2014): rows .3324324 to .91351351 and columns .0359477 to .96405229 of the size."""
     return _fraction(height, 0.3324324, 0.91351351), _fraction(width, 0.0359477, 0.96405229)
 
 
-def kitti_garg_mask(height: int, width: int) -> tuple[slice, slice]:
+def _kitti_garg_mask(height: int, width: int) -> tuple[slice, slice]:
     """Garg et al. (2016): rows .40810811 to .99189189 and columns .03594771 to .96405229 of the size."""
     return _fraction(height, 0.40810811, 0.99189189), _fraction(width, 0.03594771, 0.96405229)
 
@@ -224,11 +223,15 @@ def _fraction(length: int, start: float, stop: float) -> slice:
     return slice(int(start * length), int(stop * length))
 
 
-CROPS: dict[str, Region] = {"kitti_benchmark": kitti_benchmark_crop}
-MASKS: dict[str, Region] = {"nyu_eigen": nyu_eigen_mask, "kitti_eigen": kitti_eigen_mask, "kitti_garg": kitti_garg_mask}
+CROPS: dict[str, _Region] = {"kitti_benchmark": _kitti_benchmark_crop}
+MASKS: dict[str, _Region] = {
+    "nyu_eigen": _nyu_eigen_mask,
+    "kitti_eigen": _kitti_eigen_mask,
+    "kitti_garg": _kitti_garg_mask,
+}
 
 
-def lookup(regions: Mapping[str, Region], key: str) -> Region:
+def lookup(regions: Mapping[str, _Region], key: str) -> _Region:
     """The region called `key`; an unknown name is an error that lists the known ones."""
     if key not in regions:
         raise ValueError(f"unknown region {key!r}; known: {', '.join(sorted(regions))}")

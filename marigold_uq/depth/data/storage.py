@@ -24,7 +24,7 @@ class Storage(Protocol):
         """All files, sorted."""
 
 
-def normalise_path(path: str) -> str:
+def _normalise_path(path: str) -> str:
     """`./a//b.png` and `a/b.png` are the same member."""
     return posixpath.normpath(path.replace("\\", "/"))
 
@@ -72,7 +72,7 @@ class TarStorage:
         """Member name -> (offset, size) of its bytes."""
         try:
             with tarfile.open(self.root, mode="r:") as archive:
-                return {normalise_path(m.name): (m.offset_data, m.size) for m in archive if m.isreg()}
+                return {_normalise_path(m.name): (m.offset_data, m.size) for m in archive if m.isreg()}
         except tarfile.ReadError as error:
             raise DepthDataError(
                 f"not a readable uncompressed tar ({error}); a compressed one has no random access, unpack it first",
@@ -81,7 +81,7 @@ class TarStorage:
 
     def read(self, path: str) -> bytes:
         """The bytes of one member."""
-        member = self._ranges.get(normalise_path(path))
+        member = self._ranges.get(_normalise_path(path))
         if member is None:
             raise DepthDataError(f"missing member (looked in {self.root})", path)
         offset, size = member
@@ -97,7 +97,7 @@ class TarStorage:
 
     def contains(self, path: str) -> bool:
         """Whether the tar has this member."""
-        return normalise_path(path) in self._ranges
+        return _normalise_path(path) in self._ranges
 
     def names(self) -> list[str]:
         """All members, sorted, without a leading `./`."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from marigold_uq.commands.model import Dtype
+from marigold_uq.depth.model import Dtype
 from marigold_uq.metrics.intervals import IntervalMethod
 
 Space = Literal["depth", "disparity"]
@@ -149,7 +149,7 @@ class DepthEvaluation:
     figures: bool = True
 
 
-INERT = (
+_INERT = (
     ("output",), ("overwrite",), ("save_predictions",), ("figures",), ("data", "limit"), ("data", "hub_id"),
     ("pipeline", "batch_size"), ("pipeline", "device"),
 )  # fmt: skip
@@ -170,7 +170,7 @@ def plain(value: Any) -> Any:
 def decisive(config: dict[str, Any]) -> dict[str, Any]:
     """The part of a plain config that decides an image's result; what two runs must share to share results."""
     kept = {key: dict(value) if isinstance(value, dict) else value for key, value in config.items()}
-    for *parents, name in INERT:
+    for *parents, name in _INERT:
         part = kept
         for parent in parents:
             part = part.get(parent, {})

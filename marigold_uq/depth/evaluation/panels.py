@@ -21,19 +21,19 @@ from marigold_uq.metrics import coverage, energy_score, interval_width
 from marigold_uq.randomness import member_seed
 
 Statistics = dict[str, Tensor]
-Panel = Callable[[Aligned, str, ScoreOptions], Statistics]  # (prediction and target, sample name, options)
+_Panel = Callable[[Aligned, str, ScoreOptions], Statistics]  # (prediction and target, sample name, options)
 
 RELIABILITY_LEVELS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 CHUNK = 1 << 18
 """Pixels that per-pixel statistics of members are computed for at once, in float64."""
 
-PANELS: dict[str, Panel] = {}
+PANELS: dict[str, _Panel] = {}
 
 
-def register_panel(name: str) -> Callable[[Panel], Panel]:
+def register_panel(name: str) -> Callable[[_Panel], _Panel]:
     """Decorator that makes a panel known as `name`."""
 
-    def register(panel: Panel) -> Panel:
+    def register(panel: _Panel) -> _Panel:
         if name in PANELS:
             raise ValueError(f"a panel called {name!r} is already registered")
         PANELS[name] = panel
@@ -59,13 +59,13 @@ def image_statistics(aligned: Aligned, name: str, options: ScoreOptions) -> Stat
 
 
 @register_panel("depth")
-def depth_panel(aligned: Aligned, name: str, options: ScoreOptions) -> Statistics:
+def _depth_panel(aligned: Aligned, name: str, options: ScoreOptions) -> Statistics:
     """Marigold's list, of the point prediction."""
     return depth_statistics(aligned.prediction.point.double(), aligned.target)
 
 
 @register_panel("probabilistic")
-def probabilistic_panel(aligned: Aligned, name: str, options: ScoreOptions) -> Statistics:
+def _probabilistic_panel(aligned: Aligned, name: str, options: ScoreOptions) -> Statistics:
     """CRPS, NLL, interval and what spread/skill is made of, each a mean over pixels."""
     floor = options.min_scale * float(aligned.target.median())
     sums: Statistics = {}
@@ -83,7 +83,7 @@ def probabilistic_panel(aligned: Aligned, name: str, options: ScoreOptions) -> S
 
 
 @register_panel("calibrated")
-def calibrated_panel(aligned: Aligned, name: str, options: ScoreOptions) -> Statistics:
+def _calibrated_panel(aligned: Aligned, name: str, options: ScoreOptions) -> Statistics:
     """Coverage and width of the model's calibrated interval at the level; coverage at `CALIBRATED_LEVELS`."""
     bounds = aligned.prediction.bounds if isinstance(aligned.prediction, Members) else None
     if bounds is None:
@@ -98,7 +98,7 @@ def calibrated_panel(aligned: Aligned, name: str, options: ScoreOptions) -> Stat
 
 
 @register_panel("energy_score")
-def energy_panel(aligned: Aligned, name: str, options: ScoreOptions) -> Statistics:
+def _energy_panel(aligned: Aligned, name: str, options: ScoreOptions) -> Statistics:
     """Fair energy score of the image as one event: a Euclidean norm over its valid pixels."""
     if not isinstance(aligned.prediction, Members):
         return {}
@@ -106,7 +106,7 @@ def energy_panel(aligned: Aligned, name: str, options: ScoreOptions) -> Statisti
 
 
 @register_panel("ranking")
-def ranking_panel(aligned: Aligned, name: str, options: ScoreOptions) -> Statistics:
+def _ranking_panel(aligned: Aligned, name: str, options: ScoreOptions) -> Statistics:
     """Does the uncertainty find the errors? Areas under sparsification, the curves, and rank correlation."""
     uncertainty = aligned.prediction.uncertainty
     if uncertainty is None:
@@ -121,7 +121,7 @@ def ranking_panel(aligned: Aligned, name: str, options: ScoreOptions) -> Statist
 
 
 @register_panel("reliability")
-def reliability_panel(aligned: Aligned, name: str, options: ScoreOptions) -> Statistics:
+def _reliability_panel(aligned: Aligned, name: str, options: ScoreOptions) -> Statistics:
     """Observed coverage of central intervals, and what calibrated intervals of this kind reach, per nominal level."""
     if not aligned.prediction.has_law:
         return {}
@@ -137,7 +137,7 @@ def reliability_panel(aligned: Aligned, name: str, options: ScoreOptions) -> Sta
 
 
 @register_panel("pit")
-def pit_panel(aligned: Aligned, name: str, options: ScoreOptions) -> Statistics:
+def _pit_panel(aligned: Aligned, name: str, options: ScoreOptions) -> Statistics:
     """Shares of the PIT in equal bins: flat if calibrated, a U if over-confident, a hump if under-confident."""
     if not aligned.prediction.has_law:
         return {}

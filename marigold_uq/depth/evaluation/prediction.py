@@ -34,7 +34,7 @@ from marigold_uq.metrics import (
 from marigold_uq.metrics.intervals import IntervalMethod
 from marigold_uq.scores import crps as law_crps
 
-Interval = tuple[Tensor, Tensor]  # lower and upper end, (L, ...) for L levels
+_Interval = tuple[Tensor, Tensor]  # lower and upper end, (L, ...) for L levels
 
 _expected_coverage = cache(expected_coverage)  # a quadrature, the same for every image
 
@@ -83,7 +83,7 @@ class Prediction(ABC):
     ) -> dict[str, Tensor]:
         """Per-pixel statistics, each of the target's shape, under the names of `marigold_uq.metrics`."""
 
-    def interval(self, levels: Sequence[float], method: IntervalMethod) -> Interval:
+    def interval(self, levels: Sequence[float], method: IntervalMethod) -> _Interval:
         """Ends of the central intervals with these nominal coverages."""
         raise NotImplementedError(f"a prediction of kind {self.kind!r} has no intervals")
 
@@ -151,7 +151,7 @@ class Members(Prediction):
             return {"squared_error": error.square(), "absolute_error": error, "crps": crps(self.samples, target)}
         return ensemble_statistics(self.samples, target, min_scale=min_scale, level=level, method=method)
 
-    def interval(self, levels: Sequence[float], method: IntervalMethod) -> Interval:
+    def interval(self, levels: Sequence[float], method: IntervalMethod) -> _Interval:
         return central_interval(self.samples, list(levels), method)
 
     def expected_coverage(self, level: float, method: IntervalMethod) -> float:
@@ -210,7 +210,7 @@ class MeanStd(Prediction):
             "interval_score": interval_score(lower, upper, target, level),
         }
 
-    def interval(self, levels: Sequence[float], method: IntervalMethod) -> Interval:
+    def interval(self, levels: Sequence[float], method: IntervalMethod) -> _Interval:
         tails = torch.tensor([(1 + level) / 2 for level in levels], dtype=torch.float64)
         reach = torch.special.ndtri(tails).to(self.std).reshape(-1, *(1,) * self.std.ndim) * self.std  # (L, ...)
         return self.point - reach, self.point + reach
@@ -257,15 +257,15 @@ class MeanConfidence(Prediction):
         return {"mean": self.point.numpy(), "confidence": self.confidence.numpy()}
 
 
-KEYS = ("samples", "point", "mean", "std", "confidence")
-ALIASES = {"depth": "mean", "uncertainty": "std"}
+_KEYS = ("samples", "point", "mean", "std", "confidence")
+_ALIASES = {"depth": "mean", "uncertainty": "std"}
 """Names in the npz that `marigold-uq depth` writes."""
 
 
 def prediction_from_arrays(arrays: Mapping[str, NDArray[np.generic]], where: str) -> Prediction:
     """The prediction in an npz: `samples`, or `mean` with `std` or `confidence`, or `mean` alone; `where` names it."""
-    named = {**{ALIASES[key]: value for key, value in arrays.items() if key in ALIASES}, **arrays}
-    maps = {key: _as_float(named[key], key, where) for key in KEYS if key in named}
+    named = {**{_ALIASES[key]: value for key, value in arrays.items() if key in _ALIASES}, **arrays}
+    maps = {key: _as_float(named[key], key, where) for key in _KEYS if key in named}
     if "samples" in maps:
         return Members.of(maps["samples"], maps.get("point"))
     maps.pop("point", None)

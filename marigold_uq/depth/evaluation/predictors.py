@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marigold_uq.commands.model import load_pipeline
 from marigold_uq.depth.data import DepthSample
 from marigold_uq.depth.evaluation.options import DepthEvaluation, FileOptions, PipelineOptions, Space
 from marigold_uq.depth.evaluation.prediction import Members, Prediction, PredictionError, prediction_from_arrays
+from marigold_uq.depth.model import load_pipeline
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
 from marigold_uq.randomness import member_seed
 
@@ -152,7 +152,7 @@ class PipelinePredictor(Predictor):
         }
 
 
-class FilePredictor(Predictor):
+class _FilePredictor(Predictor):
     """One npz per image, found by the sample's name."""
 
     def __init__(self, options: FileOptions) -> None:
@@ -184,7 +184,7 @@ class FilePredictor(Predictor):
         return {"model": str(self.folder)}
 
 
-class MapPredictor(Predictor):
+class _MapPredictor(Predictor):
     """A baseline that never looks at the picture: a fixed map for every size."""
 
     def __init__(self, name: str, make: Callable[[int, int], Tensor]) -> None:
@@ -200,12 +200,12 @@ class MapPredictor(Predictor):
         return {"model": self.name}
 
 
-def constant_map(height: int, width: int) -> Tensor:
+def _constant_map(height: int, width: int) -> Tensor:
     """The same depth everywhere; after alignment it is the mean of the true depth. (H, W)."""
     return torch.zeros(height, width)
 
 
-def ramp_map(height: int, width: int) -> Tensor:
+def _ramp_map(height: int, width: int) -> Tensor:
     """Minus the row index: the top is far, the bottom is near. (H, W)."""
     return -torch.arange(height, dtype=torch.float32)[:, None].expand(height, width)
 
@@ -213,9 +213,9 @@ def ramp_map(height: int, width: int) -> Tensor:
 register_predictor("pipeline")(
     lambda options: PipelinePredictor(options.pipeline, (options.score.level, *CALIBRATED_LEVELS))
 )
-register_predictor("files")(lambda options: FilePredictor(options.files))
-register_predictor("constant")(lambda options: MapPredictor("constant", constant_map))
-register_predictor("ramp")(lambda options: MapPredictor("ramp", ramp_map))
+register_predictor("files")(lambda options: _FilePredictor(options.files))
+register_predictor("constant")(lambda options: _MapPredictor("constant", _constant_map))
+register_predictor("ramp")(lambda options: _MapPredictor("ramp", _ramp_map))
 
 
 def prediction_path(folder: Path, name: str) -> Path:

@@ -14,9 +14,9 @@ from marigold_uq.depth.evaluation.options import AlignmentOptions, Space
 from marigold_uq.depth.evaluation.prediction import Members, Prediction, PredictionError
 from marigold_uq.depth.evaluation.predictors import Predictor
 
-FIT_RESOLUTION = {"eth3d": 1024}
+_FIT_RESOLUTION = {"eth3d": 1024}
 """Data sets whose published protocol fits on thinned maps: longer edge in pixels."""
-TARGET_RANGE = (0.5, 2.0)
+_TARGET_RANGE = (0.5, 2.0)
 """Without a range of the data set: from so many times the smallest to so many times the largest true depth."""
 
 
@@ -50,7 +50,7 @@ class DepthProtocol:
             method=method,
             space=predictor.space,
             mutual=options.mutual,
-            max_resolution=options.max_resolution or FIT_RESOLUTION.get(name),
+            max_resolution=options.max_resolution or _FIT_RESOLUTION.get(name),
             depth_range=_depth_range(options.clip, dataset),
         )
 
@@ -77,7 +77,7 @@ class DepthProtocol:
     def _range(self, target: Tensor) -> tuple[float, float]:
         if self.depth_range is not None:
             return self.depth_range
-        return TARGET_RANGE[0] * float(target.min()), TARGET_RANGE[1] * float(target.max())
+        return _TARGET_RANGE[0] * float(target.min()), _TARGET_RANGE[1] * float(target.max())
 
     def describe(self) -> dict[str, Any]:
         """In numbers, and in a sentence for the reader of a table."""
@@ -97,7 +97,7 @@ class DepthProtocol:
         edge = f", fitted at {self.max_resolution} px" if self.max_resolution else ""
         mutual = "members aligned to each other, then " if self.mutual else ""
         if self.depth_range is None:
-            clip = f"clipped to [{TARGET_RANGE[0]:g} min, {TARGET_RANGE[1]:g} max] of the image's true depth"
+            clip = f"clipped to [{_TARGET_RANGE[0]:g} min, {_TARGET_RANGE[1]:g} max] of the image's true depth"
         else:
             clip = f"clipped to [{self.depth_range[0]:g}, {self.depth_range[1]:g}] m"
         return f"{mutual}{'no alignment (metric)' if self.method == 'none' else fit + edge}; then {clip}"

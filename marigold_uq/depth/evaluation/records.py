@@ -13,12 +13,12 @@ import yaml
 
 from marigold_uq.depth.evaluation.options import DepthEvaluation, decisive, plain
 from marigold_uq.files import atomic_path, make_folder
+from marigold_uq.results import METRICS_FILE
 
-METRICS_FILE = "metrics.json"
 TABLE_FILE = "per_image.csv"
-CONFIG_FILE = "config.yaml"
-IMAGES_FOLDER = "images"
-FIGURES_FOLDER = "figures"
+_CONFIG_FILE = "config.yaml"
+_IMAGES_FOLDER = "images"
+_FIGURES_FOLDER = "figures"
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class ResultFolder:
 
     def __init__(self, root: Path) -> None:
         self.root = Path(root)
-        self.images = self.root / IMAGES_FOLDER
-        self.figures = self.root / FIGURES_FOLDER
+        self.images = self.root / _IMAGES_FOLDER
+        self.figures = self.root / _FIGURES_FOLDER
 
     def check(self, options: DepthEvaluation) -> None:
         """Refuse to replace anything but an unfinished evaluation of the same options, which is then resumed."""
@@ -83,10 +83,10 @@ class ResultFolder:
         if options.overwrite:
             self._remove_results()
         make_folder(self.images)
-        self.write_text(CONFIG_FILE, yaml.safe_dump(plain(options), sort_keys=False))
+        self.write_text(_CONFIG_FILE, yaml.safe_dump(plain(options), sort_keys=False))
 
     def _previous_config(self) -> dict[str, Any]:
-        path = self.root / CONFIG_FILE
+        path = self.root / _CONFIG_FILE
         found = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else None
         return found if isinstance(found, dict) else {}
 
@@ -95,7 +95,7 @@ class ResultFolder:
         for folder in (self.images, self.figures):
             if folder.is_dir():
                 shutil.rmtree(folder)
-        for name in (METRICS_FILE, TABLE_FILE, CONFIG_FILE):
+        for name in (METRICS_FILE, TABLE_FILE, _CONFIG_FILE):
             (self.root / name).unlink(missing_ok=True)
 
     def write_text(self, name: str, text: str) -> Path:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +19,13 @@ from marigold_uq.depth.evaluation.options import DataOptions, DepthEvaluation, p
 from marigold_uq.depth.evaluation.panels import RELIABILITY_LEVELS
 from marigold_uq.depth.evaluation.predictors import CALIBRATED_LEVELS, Predictor
 from marigold_uq.depth.evaluation.protocol import DepthProtocol
-from marigold_uq.depth.evaluation.records import METRICS_FILE, TABLE_FILE, Failure, ImageRecord, ResultFolder
+from marigold_uq.depth.evaluation.records import TABLE_FILE, Failure, ImageRecord, ResultFolder
 from marigold_uq.depth.metrics import FRACTIONS
 from marigold_uq.metrics import Estimate, MeanAccumulator
-from marigold_uq.results import versions
+from marigold_uq.results import METRICS_FILE, make_results, write_json
 
 FORMAT = "marigold_uq evaluation 1"
-FIGURE_METRICS = ("abs_relative_difference", "delta1", "coverage", "ause_abs_rel", "spread_skill_ratio")
+_FIGURE_METRICS = ("abs_relative_difference", "delta1", "coverage", "ause_abs_rel", "spread_skill_ratio")
 
 
 HEADLINE = (
@@ -122,11 +120,8 @@ def write_report(
     """Write all files (only with a folder) and return what metrics.json holds; it comes last and marks the end."""
     numbers = {name: one for name, one in summary.overall.items() if one.value.ndim == 0}
     curves = {name: one for name, one in summary.overall.items() if one.value.ndim == 1}
-    metrics: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "format": FORMAT,
-        "task": "depth",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": command,
         "predictor": {"name": options.predictor, "kind": records[0].kind, **predictor.describe()},
         "data": _describe_data(options.data),
         "alignment": protocol.describe(),
@@ -135,7 +130,6 @@ def write_report(
         "num_failed": len(failures),
         "failed": [{"name": one.name, "reason": one.reason} for one in failures],
         "average": summary.average,
-        "metrics": as_json(numbers),
         "groups": {
             name: {"num_images": summary.num_images[name], "metrics": _numbers_as_json(estimates)}
             for name, estimates in summary.groups.items()
@@ -146,16 +140,15 @@ def write_report(
             "removed": list(FRACTIONS),
             **as_json(curves),
         },
-        "config": plain(options),
-        "versions": versions(),
         "num_processes": PartialState().num_processes,
     }
+    results = make_results("depth", as_json(numbers), command=command, config=plain(options), **facts)
     if folder is not None:
         folder.write_text(TABLE_FILE, table(records))
         if options.figures:
             draw_figures(folder, summary)
-        folder.write_text(METRICS_FILE, json.dumps(metrics, indent=2, allow_nan=False) + "\n")
-    return metrics
+        write_json(folder.root / METRICS_FILE, results, overwrite=True)
+    return results
 
 
 def _numbers_as_json(estimates: dict[str, Estimate]) -> dict[str, Any]:
@@ -199,7 +192,7 @@ def draw_figures(folder: ResultFolder, summary: Summary) -> None:
     if "pit" in curves:
         figures["pit"] = plotting.pit_histogram(curves["pit"])
     if summary.groups:
-        shown = [name for name in FIGURE_METRICS if name in summary.overall]
+        shown = [name for name in _FIGURE_METRICS if name in summary.overall]
         values = {name: {group: _pair(one[name]) for group, one in summary.groups.items()} for name in shown}
         overall = {name: float(summary.overall[name].value) for name in shown}
         figures["groups"] = plotting.group_bars(values, overall)

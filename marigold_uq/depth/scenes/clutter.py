@@ -54,7 +54,7 @@ def can(s: Stage) -> Group:
     return parts
 
 
-def bottle(s: Stage) -> Group:
+def _bottle(s: Stage) -> Group:
     """Body, shoulder, neck and cap."""
     radius, height = s.uniform(0.025, 0.05), s.uniform(0.1, 0.22)
     body, neck = s.palette.plastic() if s.chance(0.7) else s.palette.packaging(), radius * s.uniform(0.3, 0.5)
@@ -65,7 +65,7 @@ def bottle(s: Stage) -> Group:
     ]
 
 
-def mug(s: Stage) -> Group:
+def _mug(s: Stage) -> Group:
     """An open cup with a handle, or a beaker."""
     radius, height, glaze = s.uniform(0.03, 0.05), s.uniform(0.06, 0.13), s.palette.ceramic()
     parts = [frustum((0, 0, height / 2), radius, height, glaze, opened=True, taper=s.uniform(0.95, 1.3))]
@@ -78,7 +78,7 @@ def mug(s: Stage) -> Group:
     return parts
 
 
-def dish(s: Stage) -> Group:
+def _dish(s: Stage) -> Group:
     """A bowl or plate."""
     radius, height = s.uniform(0.06, 0.14), s.uniform(0.02, 0.09)
     return [bowl((0, 0, height), (2 * radius, 2 * radius, 2 * height), s.palette.ceramic())]
@@ -105,7 +105,7 @@ def tool(s: Stage) -> Group:
     return parts
 
 
-def desk_lamp(s: Stage) -> Group:
+def _desk_lamp(s: Stage) -> Group:
     """Foot, two arms and a conical shade."""
     metal, reach = s.palette.plastic(), s.uniform(0.15, 0.35)
     elbow, head = (0.05, 0, reach), (s.uniform(0.1, 0.3), s.uniform(-0.1, 0.1), reach * s.uniform(1.0, 1.5))
@@ -124,7 +124,7 @@ def cone(s: Stage) -> Group:
     return [frustum((0, 0, radius * 1.5), radius, radius * 3, s.palette.anything(), taper=s.uniform(0, 0.2))]
 
 
-def flowers(s: Stage) -> Group:
+def _flowers(s: Stage) -> Group:
     """A bunch of blossoms or leaves."""
     petals, size = s.palette.plastic(), s.uniform(0.1, 0.25)
     parts = [ellipsoid((0, 0, size / 2), (size * 0.6, size * 0.6, size * 0.6), petals)]
@@ -135,7 +135,7 @@ def flowers(s: Stage) -> Group:
     return parts
 
 
-def standing_figure(s: Stage) -> Group:
+def _standing_figure(s: Stage) -> Group:
     """A flat cut-out figure, for outlines that no solid has."""
     size = s.uniform(0.08, 0.25)
     angle = s.uniform(0, np.pi)
@@ -143,7 +143,7 @@ def standing_figure(s: Stage) -> Group:
     return [quad((0, 0, size / 2), right, (0, 0, size / 2), s.palette.anything(), cutout=s.mask("silhouette"))]
 
 
-def lump(s: Stage) -> Group:
+def _lump(s: Stage) -> Group:
     """A few merged ellipsoids: soft toys, fruit, crumpled cloth, stones."""
     material = s.palette.fabric()
     parts = []
@@ -154,8 +154,8 @@ def lump(s: Stage) -> Group:
 
 
 CLUTTER: tuple[Callable[[Stage], Group], ...] = (
-    package, package, package, book, book, sheet, can, can, bottle, bottle, mug, mug, dish, fruit, tool, tool,
-    desk_lamp, cone, flowers, standing_figure, lump,
+    package, package, package, book, book, sheet, can, can, _bottle, _bottle, _mug, _mug, _dish, fruit, tool, tool,
+    _desk_lamp, cone, _flowers, _standing_figure, _lump,
 )  # fmt: skip
 
 

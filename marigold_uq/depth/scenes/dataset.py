@@ -17,7 +17,7 @@ from marigold_uq.depth.scenes.scene import Stage
 from marigold_uq.depth.scenes.texture_bank import texture_bank
 
 SPLITS = ("train", "validation", "test")
-MIN_RELATIVE_RANGE = 0.03  # a picture whose depth varies by less teaches nothing and is drawn again
+_MIN_RELATIVE_RANGE = 0.03  # a picture whose depth varies by less teaches nothing and is drawn again
 
 
 class SceneSample(DepthSample):
@@ -99,7 +99,7 @@ def _is_useful(rendering: Rendering) -> bool:
     if rendering.valid.mean() < 1 / 3:
         return False
     low, high = np.percentile(rendering.depth[rendering.valid], [2, 98])
-    return bool(high - low > MIN_RELATIVE_RANGE * low)
+    return bool(high - low > _MIN_RELATIVE_RANGE * low)
 
 
 def _checked_kinds(kinds: Mapping[str, float]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from marigold_uq.depth.scenes.textures import spectral_noise
 from marigold_uq.depth.scenes.vectors import Array, mean_channel
 
 Rng = np.random.Generator
-REFERENCE_WIDTH = 256  # pixels; blur is stated for pictures of this width and grows with it
+_REFERENCE_WIDTH = 256  # pixels; blur is stated for pictures of this width and grows with it
 
 
 def expose(radiance: Array, rng: Rng) -> Array:
@@ -24,7 +24,7 @@ def expose(radiance: Array, rng: Rng) -> Array:
     return np.clip(bent, 0, 1) ** np.float32(1 / rng.uniform(1.8, 2.5))
 
 
-def colour_cast(image: Array, rng: Rng) -> Array:
+def _colour_cast(image: Array, rng: Rng) -> Array:
     """White balance errors, saturation, contrast; rarely black and white."""
     warmth = rng.normal(0, 0.1)  # errors lie along the colours of light sources, hardly towards green or magenta
     gains = np.exp(np.array([warmth, 0, -warmth]) + rng.normal(0, 0.02, 3)).astype(np.float32)
@@ -35,20 +35,20 @@ def colour_cast(image: Array, rng: Rng) -> Array:
     return np.clip((image * gains - 0.5) * contrast + 0.5 + np.float32(rng.normal(0, 0.04)), 0, 1)
 
 
-def black_level(image: Array, rng: Rng) -> Array:
+def _black_level(image: Array, rng: Rng) -> Array:
     """Stretch the tones so that the darkest ones come (more or less) to black, as cameras do."""
     low = np.float32(np.percentile(mean_channel(image[::2, ::2]), 1) * rng.uniform(0, 1))
     return np.clip((image - low) / (1 - min(float(low), 0.8)), 0, 1)
 
 
-def soften(image: Array, rng: Rng, base: float = 0.45) -> Array:
+def _soften(image: Array, rng: Rng, base: float = 0.45) -> Array:
     """Lens and demosaicing blur; always a little, which also smooths jagged edges."""
     extra = abs(rng.normal(0, 0.35)) if rng.random() < 0.5 else 0.0
     extra += rng.uniform(0, 1.2) if rng.random() < 0.06 else 0.0
-    return cv2.GaussianBlur(image, (0, 0), float(base + extra * image.shape[1] / REFERENCE_WIDTH))
+    return cv2.GaussianBlur(image, (0, 0), float(base + extra * image.shape[1] / _REFERENCE_WIDTH))
 
 
-def defocus(image: Array, depth: Array, rng: Rng) -> Array:
+def _defocus(image: Array, depth: Array, rng: Rng) -> Array:
     """Thin-lens blur, circle of confusion ~ |1/depth - 1/focus|, from blurred copies; focus at a random seen depth."""
     inverse = 1 / depth
     focus = 1 / rng.choice(depth.ravel())
@@ -57,7 +57,7 @@ def defocus(image: Array, depth: Array, rng: Rng) -> Array:
     result = image
     for threshold, sigma in ((0.2, 0.8), (0.5, 1.4), (0.9, 2.2)):
         blend = np.clip((amount - threshold) / 0.3 + 0.5, 0, 1)
-        blurred = cv2.GaussianBlur(image, (0, 0), max(sigma * image.shape[1] / REFERENCE_WIDTH, 0.3))
+        blurred = cv2.GaussianBlur(image, (0, 0), max(sigma * image.shape[1] / _REFERENCE_WIDTH, 0.3))
         result = result * (1 - blend) + blurred * blend
     return result
 
@@ -72,14 +72,14 @@ def motion(image: Array, rng: Rng) -> Array:
     return cv2.filter2D(image, -1, kernel / kernel.sum(), borderType=cv2.BORDER_REFLECT)
 
 
-def vignette(image: Array, rng: Rng) -> Array:
+def _vignette(image: Array, rng: Rng) -> Array:
     """Darkening towards the corners."""
     height, width = image.shape[:2]
     y, x = np.ogrid[-1 : 1 : height * 1j, -1 : 1 : width * 1j]
     return image * (1 - rng.uniform(0, 0.4) * (x**2 + y**2) / 2)[..., None].astype(np.float32)
 
 
-def stains(image: Array, rng: Rng) -> Array:
+def _stains(image: Array, rng: Rng) -> Array:
     """Uneven illumination that has nothing to do with the scene's geometry: multiply with smooth noise."""
     height, width = image.shape[:2]
     field = cv2.resize(
@@ -88,7 +88,7 @@ def stains(image: Array, rng: Rng) -> Array:
     return image * (1 - rng.uniform(0.05, 0.5) * field[..., None])
 
 
-def sensor_noise(image: Array, rng: Rng) -> Array:
+def _sensor_noise(image: Array, rng: Rng) -> Array:
     """Read and shot noise, partly correlated between neighbours as after demosaicing."""
     strength = np.float32(np.exp(rng.uniform(np.log(0.002), np.log(0.03))))
     noise = rng.standard_normal(image.shape, dtype=np.float32)
@@ -125,20 +125,20 @@ def photograph(radiance: Array, depth: Array, rng: Rng) -> Array:
     """The whole chain on linear radiance (H, W, 3), given a depth without holes for the focus."""
     image = radiance
     if rng.random() < 0.35:
-        image = stains(image, rng)
+        image = _stains(image, rng)
     image = expose(image, rng)
     if rng.random() < 0.12:
-        image = defocus(image, depth, rng)
+        image = _defocus(image, depth, rng)
     if rng.random() < 0.08:
         image = motion(image, rng)
-    image = soften(image, rng)
+    image = _soften(image, rng)
     if rng.random() < 0.5:
-        image = vignette(image, rng)
+        image = _vignette(image, rng)
     if rng.random() < 0.8:
-        image = black_level(image, rng)
-    image = colour_cast(image, rng)
+        image = _black_level(image, rng)
+    image = _colour_cast(image, rng)
     if rng.random() < 0.8:
-        image = sensor_noise(image, rng)
+        image = _sensor_noise(image, rng)
     if rng.random() < 0.5:
         image = compress(image, rng)
     return np.clip(image, 0, 1).astype(np.float32)

@@ -144,7 +144,7 @@ def bed(s: Stage) -> list[Primitive]:
     return parts
 
 
-def shelf(s: Stage) -> list[Primitive]:
+def _shelf(s: Stage) -> list[Primitive]:
     """Boards between two sides, with books and things, or empty."""
     width, depth, height = s.uniform(0.6, 1.4), s.uniform(0.25, 0.45), s.uniform(0.8, 2.2)
     wood, count, board = s.palette.furniture(), int(s.rng.integers(2, 6)), 0.025
@@ -185,7 +185,7 @@ def cabinet(s: Stage) -> list[Primitive]:
     return parts + (scattered(s, int(s.rng.integers(0, 5)), width * 0.9, depth * 0.8, height) if height < 1.3 else [])
 
 
-def floor_lamp(s: Stage) -> list[Primitive]:
+def _floor_lamp(s: Stage) -> list[Primitive]:
     """A pole with a shade."""
     height = s.uniform(0.5, 1.8)
     shade = s.palette.lamp() if s.chance(0.5) else s.palette.fabric()
@@ -239,5 +239,5 @@ def carton(s: Stage) -> list[Primitive]:
     return parts
 
 
-AGAINST_WALLS = (shelf, shelf, cabinet, cabinet, sofa, desk, desk, bed, table, carton, plant, floor_lamp)
+AGAINST_WALLS = (_shelf, _shelf, cabinet, cabinet, sofa, desk, desk, bed, table, carton, plant, _floor_lamp)
 IN_THE_ROOM = (table, table, chair, chair, chair, sofa, carton, desk, plant)

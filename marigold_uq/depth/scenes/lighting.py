@@ -15,7 +15,7 @@ from marigold_uq.depth.scenes.surface import SurfacePoints
 from marigold_uq.depth.scenes.texture_bank import TextureBank
 from marigold_uq.depth.scenes.vectors import Array, dot, norm
 
-SHADOW_STRIDE = 3  # shadow rays start at every third pixel of both axes; soft shadows hide it
+_SHADOW_STRIDE = 3  # shadow rays start at every third pixel of both axes; soft shadows hide it
 
 
 def _per_point(materials: Sequence[Material], points: SurfacePoints, name: str) -> Array:
@@ -60,10 +60,10 @@ def _shadow(
     """
     height, width = hits.depth.shape
     seen = hits.index >= 0
-    row = np.cumsum(seen).reshape(seen.shape)[::SHADOW_STRIDE, ::SHADOW_STRIDE] - 1  # of the point a pixel sees
-    coarse = seen[::SHADOW_STRIDE, ::SHADOW_STRIDE]
+    row = np.cumsum(seen).reshape(seen.shape)[::_SHADOW_STRIDE, ::_SHADOW_STRIDE] - 1  # of the point a pixel sees
+    coarse = seen[::_SHADOW_STRIDE, ::_SHADOW_STRIDE]
     row = row[coarse]
-    distance = hits.depth[::SHADOW_STRIDE, ::SHADOW_STRIDE][coarse]
+    distance = hits.depth[::_SHADOW_STRIDE, ::_SHADOW_STRIDE][coarse]
     start = points.position[row] + points.normal[row] * (0.004 * distance[:, None] + 0.002)  # off the surface itself
     target = light.position + light.radius * 0.6 * rng.standard_normal((len(row), 3), dtype=np.float32)
     visible = np.ones(coarse.shape, dtype=np.float32)

@@ -262,7 +262,7 @@ def _hit_heightfield(p: Primitive, o: Scalars, d: Scalars, near: float, steps: i
     return result
 
 
-INTERSECTIONS: dict[str, Callable[[Primitive, Scalars, Scalars, float], Array]] = {
+_INTERSECTIONS: dict[str, Callable[[Primitive, Scalars, Scalars, float], Array]] = {
     "box": _hit_box,
     "ellipsoid": _hit_ellipsoid,
     "bowl": _hit_ellipsoid,
@@ -274,4 +274,4 @@ INTERSECTIONS: dict[str, Callable[[Primitive, Scalars, Scalars, float], Array]] 
 
 def intersect(primitive: Primitive, origin: Scalars, direction: Scalars, near: float = NEAR) -> Array:
     """Smallest ray parameter > `near` at which a ray in local coordinates meets the primitive; infinity if none."""
-    return INTERSECTIONS[primitive.shape](primitive, origin, direction, near)
+    return _INTERSECTIONS[primitive.shape](primitive, origin, direction, near)

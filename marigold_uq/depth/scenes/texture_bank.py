@@ -12,7 +12,7 @@ from marigold_uq.depth.scenes.photographs import photograph_crops
 from marigold_uq.depth.scenes.textures import MASKS, SIZE, TEXTURES
 from marigold_uq.depth.scenes.vectors import Array
 
-BANK_SEED = 20240607  # the library belongs to the renderer, like a font: the same for every data set and split
+_BANK_SEED = 20240607  # the library belongs to the renderer, like a font: the same for every data set and split
 LEVELS = 6  # 128, 64, 32, 16, 8, 4 texels
 
 
@@ -75,10 +75,10 @@ def texture_bank(with_photographs: bool = False) -> TextureBank:
     tiles: list[NDArray[np.uint8]] = []
     categories: dict[str, range] = {}
     for number, (name, (draw, count)) in enumerate(TEXTURES.items()):
-        rng = np.random.default_rng([BANK_SEED, number])
+        rng = np.random.default_rng([_BANK_SEED, number])
         categories[name] = range(len(tiles), len(tiles) + count)
         tiles += [_as_colour(draw(rng)) for _ in range(count)]
-    crops = photograph_crops(np.random.default_rng([BANK_SEED, 999]), SIZE) if with_photographs else []
+    crops = photograph_crops(np.random.default_rng([_BANK_SEED, 999]), SIZE) if with_photographs else []
     categories["photograph"] = range(len(tiles), len(tiles) + len(crops))
     tiles += crops
     pyramids = [_pyramid(tile) for tile in tiles]
@@ -86,6 +86,6 @@ def texture_bank(with_photographs: bool = False) -> TextureBank:
     starts = np.cumsum([0] + [len(r) for r in rows[:-1]])
     masks = {}
     for number, (name, (cut, count)) in enumerate(MASKS.items()):
-        rng = np.random.default_rng([BANK_SEED, 500 + number])
+        rng = np.random.default_rng([_BANK_SEED, 500 + number])
         masks[name] = [cut(rng) for _ in range(count)]
     return TextureBank(np.concatenate(rows), starts.astype(np.int64), categories, masks)

@@ -285,22 +285,22 @@ TEXTURES: dict[str, tuple[Callable[[Rng], Array], int]] = {  # name: (how it is 
 
 # Masks: True where there is matter.
 
-MASK_SIZE = 96
+_MASK_SIZE = 96
 
 
-def mask_foliage(rng: Rng) -> NDArray[np.bool_]:
+def _mask_foliage(rng: Rng) -> NDArray[np.bool_]:
     """A ragged clump of leaves."""
-    y, x = np.mgrid[-1 : 1 : MASK_SIZE * 1j, -1 : 1 : MASK_SIZE * 1j]
-    noise = spectral_noise(rng, rng.uniform(0.5, 1.1), size=MASK_SIZE)
+    y, x = np.mgrid[-1 : 1 : _MASK_SIZE * 1j, -1 : 1 : _MASK_SIZE * 1j]
+    noise = spectral_noise(rng, rng.uniform(0.5, 1.1), size=_MASK_SIZE)
     return noise + 0.35 * (1 - np.hypot(x, y) * 1.3) > rng.uniform(0.35, 0.6)
 
 
-def mask_fronds(rng: Rng) -> NDArray[np.bool_]:
+def _mask_fronds(rng: Rng) -> NDArray[np.bool_]:
     """Long leaves that spring from the middle of the lower edge."""
-    canvas = np.zeros((MASK_SIZE, MASK_SIZE), dtype=np.uint8)
-    root = (MASK_SIZE // 2, MASK_SIZE)
+    canvas = np.zeros((_MASK_SIZE, _MASK_SIZE), dtype=np.uint8)
+    root = (_MASK_SIZE // 2, _MASK_SIZE)
     for _ in range(int(rng.integers(6, 22))):
-        angle, length, bend = rng.uniform(0.1, np.pi - 0.1), rng.uniform(0.5, 1.0) * MASK_SIZE, rng.normal(0, 0.5)
+        angle, length, bend = rng.uniform(0.1, np.pi - 0.1), rng.uniform(0.5, 1.0) * _MASK_SIZE, rng.normal(0, 0.5)
         reach = np.linspace(0, length, 12)
         heading = angle + bend * (reach / length) ** 2
         path = np.stack([root[0] + reach * np.cos(heading), root[1] - reach * np.sin(heading)], axis=-1)
@@ -308,10 +308,10 @@ def mask_fronds(rng: Rng) -> NDArray[np.bool_]:
     return canvas > 0
 
 
-def mask_branches(rng: Rng) -> NDArray[np.bool_]:
+def _mask_branches(rng: Rng) -> NDArray[np.bool_]:
     """Bare twigs."""
-    canvas = np.zeros((MASK_SIZE, MASK_SIZE), dtype=np.uint8)
-    tips = [(MASK_SIZE / 2, float(MASK_SIZE), np.pi / 2, 30.0)]
+    canvas = np.zeros((_MASK_SIZE, _MASK_SIZE), dtype=np.uint8)
+    tips = [(_MASK_SIZE / 2, float(_MASK_SIZE), np.pi / 2, 30.0)]
     for _ in range(40):
         x, y, heading, length = tips[int(rng.integers(len(tips)))]
         heading += rng.normal(0, 0.6)
@@ -321,48 +321,48 @@ def mask_branches(rng: Rng) -> NDArray[np.bool_]:
     return canvas > 0
 
 
-def mask_bars(rng: Rng) -> NDArray[np.bool_]:
+def _mask_bars(rng: Rng) -> NDArray[np.bool_]:
     """A frame with upright or horizontal slats: chair backs, railings, cots."""
     bars, fill, rim = int(rng.integers(2, 9)), rng.uniform(0.15, 0.6), int(rng.integers(4, 14))
-    profile = (np.arange(MASK_SIZE) * bars / MASK_SIZE) % 1 < fill
-    mask = np.tile(profile, (MASK_SIZE, 1))
+    profile = (np.arange(_MASK_SIZE) * bars / _MASK_SIZE) % 1 < fill
+    mask = np.tile(profile, (_MASK_SIZE, 1))
     mask[:rim] = mask[-rim:] = mask[:, :rim] = mask[:, -rim:] = True
     return mask if rng.random() < 0.6 else mask.T.copy()
 
 
-def mask_lattice(rng: Rng) -> NDArray[np.bool_]:
+def _mask_lattice(rng: Rng) -> NDArray[np.bool_]:
     """Crossing laths, straight or diagonal: fences, racks, trellis."""
-    y, x = np.mgrid[0:MASK_SIZE, 0:MASK_SIZE]
+    y, x = np.mgrid[0:_MASK_SIZE, 0:_MASK_SIZE]
     if rng.random() < 0.5:
         x, y = x + y, x - y
     pitch, fill = rng.integers(8, 26), rng.uniform(0.15, 0.5)
     return ((x % pitch) < fill * pitch) | ((y % pitch) < fill * pitch)
 
 
-def mask_oval(rng: Rng) -> NDArray[np.bool_]:
+def _mask_oval(rng: Rng) -> NDArray[np.bool_]:
     """A rounded shape, solid or a ring: backs of chairs, mirrors, handles, leaves."""
-    y, x = np.mgrid[-1 : 1 : MASK_SIZE * 1j, -1 : 1 : MASK_SIZE * 1j]
+    y, x = np.mgrid[-1 : 1 : _MASK_SIZE * 1j, -1 : 1 : _MASK_SIZE * 1j]
     power = rng.uniform(2, 6)
     radius = (np.abs(x) ** power + np.abs(y) ** power) ** (1 / power)
     return (radius < 1) & (radius > (rng.uniform(0.5, 0.85) if rng.random() < 0.3 else -1))
 
 
-def mask_silhouette(rng: Rng) -> NDArray[np.bool_]:
+def _mask_silhouette(rng: Rng) -> NDArray[np.bool_]:
     """A random smooth contour: figures, tools, toys seen edge-on."""
     angle = np.linspace(0, 2 * np.pi, 64, endpoint=False)
     radius = 0.7 + sum(rng.normal(0, 0.28 / k) * np.cos(k * angle + rng.uniform(0, 6.3)) for k in range(1, 8))
     contour = np.stack([np.cos(angle), np.sin(angle)], axis=-1) * np.clip(radius, 0.2, 1)[:, None]
-    canvas = np.zeros((MASK_SIZE, MASK_SIZE), dtype=np.uint8)
-    cv2.fillPoly(canvas, [((contour + 1) * MASK_SIZE / 2).astype(np.int32)], 1)
+    canvas = np.zeros((_MASK_SIZE, _MASK_SIZE), dtype=np.uint8)
+    cv2.fillPoly(canvas, [((contour + 1) * _MASK_SIZE / 2).astype(np.int32)], 1)
     return canvas > 0
 
 
 MASKS: dict[str, tuple[Callable[[Rng], NDArray[np.bool_]], int]] = {
-    "foliage": (mask_foliage, 12),
-    "fronds": (mask_fronds, 8),
-    "branches": (mask_branches, 6),
-    "bars": (mask_bars, 12),
-    "lattice": (mask_lattice, 8),
-    "oval": (mask_oval, 8),
-    "silhouette": (mask_silhouette, 16),
+    "foliage": (_mask_foliage, 12),
+    "fronds": (_mask_fronds, 8),
+    "branches": (_mask_branches, 6),
+    "bars": (_mask_bars, 12),
+    "lattice": (_mask_lattice, 8),
+    "oval": (_mask_oval, 8),
+    "silhouette": (_mask_silhouette, 16),
 }

@@ -1,12 +1,10 @@
 """Resumable generation: finished batches wait beside the file until all are there; a killed run simply goes on."""
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 import torch
@@ -14,7 +12,8 @@ from tqdm.auto import tqdm
 
 from marigold_uq.field.data.equation import PeriodicEquation
 from marigold_uq.field.data.storage import h5py_module, write_trajectories
-from marigold_uq.models.field_grid import FieldDataError
+from marigold_uq.files import atomic_path, make_folder, require_same
+from marigold_uq.results import write_json
 
 __all__ = ["generate", "parts_folder"]
 
@@ -79,27 +78,15 @@ def parts_folder(path: Path | str) -> Path:
 def _start_or_resume(parts: Path, metadata: dict[str, Any]) -> None:
     plan = parts / PLAN
     if plan.exists():
-        earlier = json.loads(plan.read_text(encoding="utf-8"))
-        names = earlier.keys() | metadata.keys()
-        changed = [
-            f"{n}: {earlier.get(n)} -> {metadata.get(n)}" for n in sorted(names) if earlier.get(n) != metadata.get(n)
-        ]
-        if changed:
-            raise FieldDataError(
-                f"{parts} holds an unfinished run with other settings ({'; '.join(changed)}): go on with its settings, "
-                "or remove the folder to start anew"
-            )
+        require_same(parts, json.loads(plan.read_text(encoding="utf-8")), metadata)
         return
-    parts.mkdir(parents=True, exist_ok=True)
-    temporary = parts / f".{PLAN}-{uuid4().hex}"
-    temporary.write_text(json.dumps(metadata, indent=2), encoding="utf-8")
-    os.replace(temporary, plan)
+    make_folder(parts)
+    write_json(plan, metadata)
 
 
 def _save_part(parts: Path, indices: range, states: np.ndarray) -> None:
-    temporary = parts / f".part-{uuid4().hex}.npy"
-    np.save(temporary, states)
-    os.replace(temporary, parts / f"{indices.start:08d}-{indices.stop:08d}.npy")
+    with atomic_path(parts / f"{indices.start:08d}-{indices.stop:08d}.npy", overwrite=True) as temporary:
+        np.save(temporary, states)
 
 
 def _parts(parts: Path) -> list[Path]:

@@ -5,18 +5,17 @@ ours. PDEBench's own files have one more time than states; the last one is dropp
 """
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from marigold_uq.field.data.trajectories import Trajectories
+from marigold_uq.files import atomic_path
 from marigold_uq.models.field_grid import FieldDataError, Floats
 
 __all__ = ["PAPER_POINTS", "PAPER_STATES", "h5py_module", "read_trajectories", "write_trajectories"]
@@ -47,23 +46,16 @@ def write_trajectories(
 ) -> None:
     """Write a tensor of `shape` from `parts`, (first trajectory, states (n, S, X)); the file appears when complete."""
     path = Path(path)
-    if path.exists():
-        raise FileExistsError(f"{path} exists: remove it or choose another name")
-    temporary = path.with_name(f".{path.name}-{uuid4().hex}")
-    try:
-        with h5py_module().File(temporary, "x") as file:
-            tensor = file.create_dataset(TENSOR, shape, dtype="float32", chunks=(1, *shape[1:]))
-            file[POINTS], file[TIMES] = x, t
-            file.attrs[METADATA] = json.dumps(dict(metadata))
-            written = np.zeros(shape[0], dtype=bool)
-            for first, part in parts:
-                tensor[first : first + len(part)] = part
-                written[first : first + len(part)] = True
-            if not written.all():
-                raise FieldDataError(f"{path}: {shape[0]} trajectories announced, {written.sum()} came")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with atomic_path(path) as temporary, h5py_module().File(temporary, "x") as file:
+        tensor = file.create_dataset(TENSOR, shape, dtype="float32", chunks=(1, *shape[1:]))
+        file[POINTS], file[TIMES] = x, t
+        file.attrs[METADATA] = json.dumps(dict(metadata))
+        written = np.zeros(shape[0], dtype=bool)
+        for first, part in parts:
+            tensor[first : first + len(part)] = part
+            written[first : first + len(part)] = True
+        if not written.all():
+            raise FieldDataError(f"{path}: {shape[0]} trajectories announced, {written.sum()} came")
 
 
 def read_trajectories(

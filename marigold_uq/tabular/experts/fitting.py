@@ -22,11 +22,11 @@ from marigold_uq.tabular.objectives import BaselineObjective
 from marigold_uq.tabular.trainer import OptimizerOptions, StackedRows, StackedTrainer
 
 Array = NDArray[np.float64]
-Fold = tuple[NDArray[np.int64], NDArray[np.int64]]
-TreeOptions = ForestOptions | BoostingOptions
+_Fold = tuple[NDArray[np.int64], NDArray[np.int64]]
+_TreeOptions = ForestOptions | BoostingOptions
 
-SMALL_TABLE, LARGE_TABLE = 2000, 20000
-SCREENING_FACTOR = 2.0
+_SMALL_TABLE, _LARGE_TABLE = 2000, 20000
+_SCREENING_FACTOR = 2.0
 """On large tables an expert is dropped if its squared error on the first fold exceeds the best one's by this factor."""
 
 
@@ -35,7 +35,7 @@ class ExpertOptions:
     """Which experts a table gets, and their size: a function of its number of rows."""
 
     num_folds: int
-    trees: Mapping[str, TreeOptions]
+    trees: Mapping[str, _TreeOptions]
     network: OptimizerOptions
     network_epochs: int
     process_steps: int
@@ -49,8 +49,8 @@ class ExpertOptions:
 
         `effort` bounds trees, epochs and steps of every expert.
         """
-        small, large = num_rows < SMALL_TABLE, num_rows >= LARGE_TABLE
-        trees: dict[str, TreeOptions] = {"forest": ForestOptions(min(effort, 60 if large else 100))}
+        small, large = num_rows < _SMALL_TABLE, num_rows >= _LARGE_TABLE
+        trees: dict[str, _TreeOptions] = {"forest": ForestOptions(min(effort, 60 if large else 100))}
         if not large:
             trees["deep_boosting"] = BoostingOptions(min(effort, 500 if small else 400), 8, 0.5, 0.35, 3)
         if small:
@@ -59,12 +59,12 @@ class ExpertOptions:
         epochs = int(np.clip((3000 if small else 8000) * batch_size / num_rows, 10, 200))
         network = OptimizerOptions(batch_size, 3e-3, weight_decay=0.1, cosine=True)
         return cls(
-            num_folds=10 if 200 <= num_rows < SMALL_TABLE else 5,
+            num_folds=10 if 200 <= num_rows < _SMALL_TABLE else 5,
             trees=trees,
             network=network,
             network_epochs=0 if trees_only else min(effort, epochs),
             process_steps=0 if trees_only else min(effort, 60),
-            process_centres=SMALL_TABLE if small else 1000,
+            process_centres=_SMALL_TABLE if small else 1000,
             screening=not small,
         )
 
@@ -122,7 +122,7 @@ class _Fitting:
         self.options, self.seed = options, seed
         num_folds = min(options.num_folds, len(targets))
         splitter = KFold(num_folds, shuffle=True, random_state=seed % 2**32)
-        self.folds: list[Fold] = list(splitter.split(features))
+        self.folds: list[_Fold] = list(splitter.split(features))
         self.out_of_fold: dict[str, Array] = {}  # out-of-fold, (n, C)
         self.trees: dict[str, TreeNodes] = {}
         self.networks: StackedBaseline | None = None
@@ -148,7 +148,7 @@ class _Fitting:
         networks = self._train_networks(start) if self.options.network_epochs else None
         if networks is not None:
             errors["networks"] = self._error(self._predict_fold(networks, 0, self.folds[0][1]))
-        limit = SCREENING_FACTOR * min(errors.values()) if self.options.screening else math.inf
+        limit = _SCREENING_FACTOR * min(errors.values()) if self.options.screening else math.inf
         for name, trees in first.items():
             if errors[name] <= limit:
                 self._finish_trees(name, trees)
@@ -159,7 +159,7 @@ class _Fitting:
         rows = self.folds[0][1]
         return float(np.mean(self.weights[rows, None] * (prediction - self.targets[rows]) ** 2))
 
-    def _tree_fold(self, name: str, fold: Fold) -> Array:
+    def _tree_fold(self, name: str, fold: _Fold) -> Array:
         """Every tree (forest) or their sum (boosting), for the rows left out: (m, M or 1, C)."""
         train, test = fold
         table, rows = self._fit_trees(name, train), torch.from_numpy(self.features[test])
@@ -186,7 +186,7 @@ class _Fitting:
             self.trees_out_of_fold = predicted
         self.trees[name] = self._fit_trees(name, np.arange(len(self.targets)))
 
-    def _train_networks(self, folds: Sequence[Fold], first: int = 0) -> StackedBaseline:
+    def _train_networks(self, folds: Sequence[_Fold], first: int = 0) -> StackedBaseline:
         """One network per fold, on the rows that the fold trains on."""
         num_features, num_targets = self.features.shape[1], self.targets.shape[1]
         seeds = [member_seed(self.seed, len(EXPERTS), first + number) for number in range(len(folds))]
@@ -211,9 +211,7 @@ class _Fitting:
         stacks, done = [first], first.config.num_models
         if done < len(self.folds):
             stacks.append(self._train_networks(self.folds[done:], done))
-        networks = StackedBaseline(**{**_options_of(first), "num_models": len(self.folds)})
-        states = [stack.state_dict() for stack in stacks]
-        networks.load_state_dict({name: torch.cat([state[name] for state in states]) for name in states[0]})
+        networks = StackedBaseline.join(stacks)
         predicted = np.zeros_like(self.targets)
         for number, (_, rows) in enumerate(self.folds):
             predicted[rows] = self._predict_fold(networks, number, rows)
@@ -245,10 +243,6 @@ def _combine(out_of_fold: Mapping[str, Array], targets: Array, weights: Array) -
 
 def _float(values: NDArray[np.generic]) -> Tensor:
     return torch.from_numpy(np.asarray(values, dtype=np.float32))
-
-
-def _options_of(model: StackedBaseline) -> dict[str, object]:
-    return {name: value for name, value in model.config.items() if not name.startswith("_")}
 
 
 def stack_experts(fitted: Sequence[FittedExperts]) -> ExpertBaseline:

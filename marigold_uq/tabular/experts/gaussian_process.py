@@ -28,7 +28,7 @@ class Kernel:
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
         """Covariances (A, B) of rows (A, F) and (B, F)."""
         length = self.log_length.exp()
-        squared = squared_distances(a / length, b / length)
+        squared = _squared_distances(a / length, b / length)
         distance = (5 * squared).sqrt()
         matern = (1 + distance + distance.square() / 3) * torch.exp(-distance)
         return self.log_amplitude.exp() * matern + self.log_linear.exp() * (a @ b.T) + self.log_constant.exp()
@@ -48,7 +48,7 @@ class FittedProcess:
     left_out: Tensor  # (n, C)
 
 
-def squared_distances(a: Tensor, b: Tensor) -> Tensor:
+def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
     """|a_i - b_j|^2 for rows (A, F) and (B, F), at least 1e-12, where the square root still has a gradient."""
     squared = a.square().sum(1, keepdim=True) + b.square().sum(1) - 2 * a @ b.T
     return squared.clamp(min=1e-12)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 Array = NDArray[np.float64]
 
-ROWS_PER_LEAF = 50_000
+_ROWS_PER_LEAF = 50_000
 """Each so many rows of a table make the leaves of a forest one row larger: it grows no larger than about 1 GB."""
 
 
@@ -97,7 +97,7 @@ class ForestOptions:
 
     def fit(self, features: Array, target: Array, weights: Array, seed: int) -> TreeNodes:
         """The prediction is the mean of the trees."""
-        leaf = 1 + len(target) // ROWS_PER_LEAF
+        leaf = 1 + len(target) // _ROWS_PER_LEAF
         model = ExtraTreesRegressor(self.num_trees, min_samples_leaf=leaf, random_state=seed)
         model.fit(features, target, sample_weight=weights)
         return TreeNodes.of(model.estimators_)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import cv2
@@ -76,7 +76,7 @@ class SheetOptions:
     """
 
     output: Path
-    kinds: tuple[str, ...] = tuple(LAYOUTS)
+    kinds: list[str] = field(default_factory=lambda: list(LAYOUTS))
     columns: int = 5
     seed: int = 0
     height: int = 192

@@ -1,7 +1,7 @@
 r"""Compare the families of the embedded model on held-out scenes: one evaluation per (family, mode, steps), one table.
 
-python -m scripts.studies.embedded.evaluate --runs runs/embedded --scenes runs/embedded/scenes/test --steps '[1, 4, 10]'
-python -m scripts.studies.embedded.evaluate --runs runs/embedded --scenes runs/embedded/scenes/test --steps '[50]'
+python -m scripts.studies.embedded.evaluate --runs runs/embedded --scenes runs/embedded/scenes/test --steps 1 4 10
+python -m scripts.studies.embedded.evaluate --runs runs/embedded --scenes runs/embedded/scenes/test --steps 50
 
 Resumable: finished evaluations are kept, an unfinished one resumes. Members are ten in both modes; intervals are the
 members' mean -+ Student's t, which covers 90 % if ten members are calibrated. A second table has the differences
@@ -12,7 +12,7 @@ import csv
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,9 +60,9 @@ class CompareOptions:
     runs: Path
     scenes: Path
     output: Path | None = None
-    families: tuple[str, ...] = FAMILIES
-    modes: tuple[Mode, ...] = ("ensemble", "trajectory")
-    steps: tuple[int, ...] = (1, 4, 10)
+    families: list[str] = field(default_factory=lambda: list(FAMILIES))
+    modes: list[Mode] = field(default_factory=lambda: ["ensemble", "trajectory"])
+    steps: list[int] = field(default_factory=lambda: [1, 4, 10])
     ensemble_size: int = 10
     limit: int | None = None
     threads: int | None = None

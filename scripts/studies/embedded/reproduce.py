@@ -61,7 +61,7 @@ def stages(options: ReproduceOptions) -> Iterator[Stage]:
         yield Stage(["scripts/render_scenes.py", "--output", f"{RUNS}/scenes/{name}", *settings])
     yield Stage(study("train_vae", *configs("vae")))
     yield Stage(study("train_vae", *configs("vae", "decoder")))
-    data = ["--data.root", f"{RUNS}/scenes/train", "--flip", "true", *processes]
+    data = ["--data.root", f"{RUNS}/scenes/train", "--flip", *processes]
     yield Stage(["scripts/encode_latents.py", "--vae", f"{RUNS}/vae/model", "--output", f"{RUNS}/latents/train", *data])
     yield Stage([*train, *configs("base")])
     yield Stage([*train, *configs("base", "base_more")])

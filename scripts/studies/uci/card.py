@@ -30,7 +30,7 @@ from tqdm.auto import tqdm
 from marigold_uq.commands.runner import Invocation, run_command
 from marigold_uq.pipelines.tabular.pipeline import TabularRegressionPipeline, row_generators
 from marigold_uq.randomness import base_seed
-from marigold_uq.results import write_json
+from marigold_uq.results import markdown_table, write_json
 from marigold_uq.sampling import initial_noise, reverse_diffusion
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
 from marigold_uq.tabular.recipe import paper_recipe
@@ -38,8 +38,8 @@ from marigold_uq.tabular.scores import score_rows, summarize_splits
 from marigold_uq.tabular.uci import UCIDataset
 from scripts.studies.uci.stacked import StackedRun, StackedTask, state_path
 
-METRICS = ("crps", "rmse", "coverage_95", "width_95")
-STEPS = ("published", "right")
+_METRICS = ("crps", "rmse", "coverage_95", "width_95")
+_STEPS = ("published", "right")
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def sample_as_card(
     return (standardised * network.target_scale[0] + network.target_mean[0]).T.double().numpy()
 
 
-def check_files(study: CardStudy) -> None:
+def _check_files(study: CardStudy) -> None:
     """A mistyped folder must be found out before anything is trained."""
     if study.output.exists():
         raise FileExistsError(f"{study.output} exists; choose another output, nothing is overwritten")
@@ -134,7 +134,7 @@ def check_files(study: CardStudy) -> None:
         )
 
 
-def load_run(study: CardStudy, dataset: UCIDataset, family: str) -> StackedRun:
+def _load_run(study: CardStudy, dataset: UCIDataset, family: str) -> StackedRun:
     """The trained models of a set."""
     recipe = replace(paper_recipe(len(dataset.indices[0][0]), dataset.name), noise_family=family)
     run = StackedRun(StackedTask(dataset, recipe, study.seed), study.states, verbose=True)
@@ -147,12 +147,12 @@ def load_run(study: CardStudy, dataset: UCIDataset, family: str) -> StackedRun:
     return run
 
 
-def compare(study: CardStudy, name: str, family: str) -> dict[str, Any]:
+def _compare(study: CardStudy, name: str, family: str) -> dict[str, Any]:
     """Both steps on every split of a set, with the same random numbers."""
     dataset = UCIDataset.load(study.data, name)
-    run = load_run(study, dataset, family)
+    run = _load_run(study, dataset, family)
     pipeline = run.pipeline()
-    scores: dict[str, list[dict[str, Any]]] = {step: [] for step in STEPS}
+    scores: dict[str, list[dict[str, Any]]] = {step: [] for step in _STEPS}
     for number, split in enumerate(tqdm(dataset, f"{name} {family}", dataset.num_splits)):
         alone = pipeline.select(number)
         for step, entries in scores.items():
@@ -172,32 +172,33 @@ def compare(study: CardStudy, name: str, family: str) -> dict[str, Any]:
     return {"set": name, "family": family, "epochs": run.epoch, "num_splits": dataset.num_splits, **summaries}
 
 
-def table(results: list[dict[str, Any]]) -> str:
+def _table(results: list[dict[str, Any]]) -> str:
     """Markdown: mean and standard error over splits."""
-    lines = [
-        "| set | family | epochs | reverse mean | " + " | ".join(METRICS) + " |",
-        "| --- " * (4 + len(METRICS)) + "|",
+    rows = [
+        [one["set"], one["family"], one["epochs"], step, *(_entry(one[step][metric]) for metric in _METRICS)]
+        for one in results
+        for step in _STEPS
     ]
-    for one in results:
-        for step in STEPS:
-            numbers = [f"{one[step][m]['mean']:.4g} ± {one[step][m]['standard_error'] or 0:.2g}" for m in METRICS]
-            lines.append(f"| {one['set']} | {one['family']} | {one['epochs']} | {step} | " + " | ".join(numbers) + " |")
-    return "\n".join(lines)
+    return markdown_table(["set", "family", "epochs", "reverse mean", *_METRICS], rows)
 
 
-def run(study: CardStudy, invocation: Invocation) -> int:
+def _entry(spread: dict[str, Any]) -> str:
+    return f"{spread['mean']:.4g} ± {spread['standard_error'] or 0:.2g}"
+
+
+def _run(study: CardStudy, invocation: Invocation) -> int:
     """Compare and write."""
-    check_files(study)
+    _check_files(study)
     torch.set_num_threads(study.threads)
-    results = [compare(study, name, family) for name in study.sets for family in study.families]
-    print(table(results))
+    results = [_compare(study, name, family) for name in study.sets for family in study.families]
+    print(_table(results))
     write_json(study.output, results)
     return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
-    return run_command("-m scripts.studies.uci.card", CardStudy, run, arguments)
+    return run_command("-m scripts.studies.uci.card", CardStudy, _run, arguments)
 
 
 if __name__ == "__main__":

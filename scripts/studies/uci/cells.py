@@ -13,8 +13,8 @@ from marigold_uq.files import atomic_path, make_folder, require_same
 from marigold_uq.tabular.scores import SplitScores, Spread, summarize_splits
 from marigold_uq.tabular.uci import UCIDataset
 
-FORMAT = "marigold_uq tabular cell 1"
-OLD_NAMES = {"num_samples": "ensemble_size", "num_members": "num_models", "fold_members": "validation_folds"}
+_FORMAT = "marigold_uq tabular cell 1"
+_OLD_NAMES = {"num_samples": "ensemble_size", "num_members": "num_models", "fold_members": "validation_folds"}
 """Facts in published cells -> their names today."""
 
 
@@ -84,7 +84,7 @@ class CellStore:
         """Write a finished cell and forget its parts; a cell that exists is never replaced."""
         make_folder(self.finished)
         summary = {name: asdict(spread) for name, spread in cell.summary.items()}
-        content = {"format": FORMAT, **asdict(cell), "summary": summary}
+        content = {"format": _FORMAT, **asdict(cell), "summary": summary}
         path = self.finished / f"{cell.key.name}.json"
         _write(path, content, overwrite=False)
         (self.unfinished / path.name).unlink(missing_ok=True)
@@ -130,13 +130,13 @@ def _renamed(facts: Any) -> Any:
     """Facts under today's names."""
     if not isinstance(facts, dict):
         return facts
-    return {OLD_NAMES.get(name, name): _renamed(value) for name, value in facts.items()}
+    return {_OLD_NAMES.get(name, name): _renamed(value) for name, value in facts.items()}
 
 
 def _read_cell(path: Path) -> Cell:
     content = json.loads(path.read_text(encoding="utf-8"))
-    if content.get("format") != FORMAT:
-        raise ValueError(f"{path} is not a cell: expected format {FORMAT!r}, found {content.get('format')!r}")
+    if content.get("format") != _FORMAT:
+        raise ValueError(f"{path} is not a cell: expected format {_FORMAT!r}, found {content.get('format')!r}")
     return Cell(CellKey(**content["key"]), content["published_epochs"], content["splits"], _renamed(content["facts"]))
 
 

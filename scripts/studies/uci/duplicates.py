@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from marigold_uq.commands.runner import Invocation, run_command
+from marigold_uq.results import markdown_table
 from marigold_uq.tabular.uci import UCI_SETS, UCIDataset, UCISplit
 
 
@@ -51,22 +52,21 @@ def duplicate_shares(split: UCISplit) -> Shares:
     return Shares(float(np.mean(has_features)), float(np.mean(has_target)))
 
 
-def run(study: DuplicateStudy, invocation: Invocation) -> int:
+def _run(study: DuplicateStudy, invocation: Invocation) -> int:
     """Print a Markdown table: mean over splits, lowest and highest split."""
-    print("| set | same features as a training row | of these, all with the same target |")
-    print("| --- | --- | --- |")
+    rows = []
     for name in study.sets:
         shares = [duplicate_shares(split) for split in UCIDataset.load(study.data, name)]
         features = np.array([one.features for one in shares])
-        total = features.sum()
-        agree = f"{sum(one.target for one in shares) / total:.1%}" if total else ""
-        print(f"| {name} | {features.mean():.1%} ({features.min():.1%} to {features.max():.1%}) | {agree} |")
+        agree = f"{sum(one.target for one in shares) / features.sum():.1%}" if features.any() else ""
+        rows.append([name, f"{features.mean():.1%} ({features.min():.1%} to {features.max():.1%})", agree])
+    print(markdown_table(["set", "same features as a training row", "of these, all with the same target"], rows))
     return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
-    return run_command("-m scripts.studies.uci.duplicates", DuplicateStudy, run, arguments)
+    return run_command("-m scripts.studies.uci.duplicates", DuplicateStudy, _run, arguments)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from marigold_uq.tabular.uci import UCIDataset, UCISplit
 from scripts.studies.uci.cells import Cell, CellStore
 from scripts.studies.uci.tables import UNITS, Place, Reference, Unit, column_title, epochs_text, ordered_columns
 
-TARGETS = {
+_TARGETS = {
     "concrete": "compressive strength (MPa)",
     "energy": "heating load (kWh / m²)",
     "power": "electrical output (MW)",
@@ -146,7 +146,7 @@ def interval_figure(
     return figure
 
 
-def score_both(model: DiffusionRegressor, split: UCISplit) -> dict[str, dict[str, Any]]:
+def _score_both(model: DiffusionRegressor, split: UCISplit) -> dict[str, dict[str, Any]]:
     """Scores of the draws as the networks make them, and of the calibrated ones; of "draws" if they are the same."""
     generator = torch.Generator().manual_seed(model.seed_)
     output = model.pipeline_(split.test_features, model.ensemble_size, generator=generator)
@@ -158,14 +158,7 @@ def score_both(model: DiffusionRegressor, split: UCISplit) -> dict[str, dict[str
     return {name: score_rows(values, split.test_targets, target_scale=scale) for name, values in draws.items()}
 
 
-def draw_intervals(model: DiffusionRegressor, split: UCISplit, name: str) -> Figure:
-    """Test rows of one split."""
-    interval, mean = model.predict_interval(split.test_features), model.sample(split.test_features).mean(0)
-    text, unit = f"{name}: rows that the model has never seen", TARGETS.get(name, "target")
-    return interval_figure(split.test_targets, mean, interval, title=text, unit=unit)
-
-
-def draw_fitted(options: FigureOptions) -> None:
+def _draw_fitted(options: FigureOptions) -> None:
     """Fit, score, draw."""
     assert options.data is not None
     dataset = UCIDataset.load(options.data, options.set)
@@ -175,17 +168,20 @@ def draw_fitted(options: FigureOptions) -> None:
         split = dataset.split(number)
         model = options.model.estimator(seed=options.seed + number)
         model.fit(split.train_features, split.train_targets)
-        for name, one in score_both(model, split).items():
+        for name, one in _score_both(model, split).items():
             scores.setdefault(name, []).append(one)
         if number == 0:
-            save_figure(draw_intervals(model, split, options.set), options.output / "intervals.png")
+            interval, mean = model.predict_interval(split.test_features), model.sample(split.test_features).mean(0)
+            title, unit = f"{options.set}: rows that the model has never seen", _TARGETS.get(options.set, "target")
+            figure = interval_figure(split.test_targets, mean, interval, title=title, unit=unit)
+            save_figure(figure, options.output / "intervals.png")
     curves = {name: pooled_curves(entries) for name, entries in scores.items()}
     text = f"{options.set}, {options.model.preset}, test rows of {num_splits} split(s)"
     figure = calibration_figure(curves, title=text, ensemble_size=model.ensemble_size)
     save_figure(figure, options.output / "calibration.png")
 
 
-def draw_cells(options: FigureOptions) -> None:
+def _draw_cells(options: FigureOptions) -> None:
     """The columns of a reproduction."""
     assert options.cells is not None
     found = [cell for cell in CellStore(options.cells).furthest().values() if cell.key.dataset == options.set]
@@ -197,21 +193,21 @@ def draw_cells(options: FigureOptions) -> None:
     save_figure(figure, options.output / "comparison.png")
 
 
-def run(options: FigureOptions, invocation: Invocation) -> int:
+def _run(options: FigureOptions, invocation: Invocation) -> int:
     """Draw what was asked for."""
     torch.set_num_threads(options.threads)
     make_folder(options.output)
     if options.cells is not None:
-        draw_cells(options)
+        _draw_cells(options)
     else:
-        draw_fitted(options)
+        _draw_fitted(options)
     print(f"written to {options.output}")
     return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
-    return run_command("-m scripts.studies.uci.figures", FigureOptions, run, arguments)
+    return run_command("-m scripts.studies.uci.figures", FigureOptions, _run, arguments)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,7 @@
 
     python -m scripts.studies.uci.inner --data data/uci --set concrete --splits 0 1 --model.max_epochs 100
 
-This is how the rule of the default preset was chosen, one for all sets; `scripts.studies.uci.reproduce` measures it on
-the test rows. The splits overlap: on concrete, 91 % of the test rows of splits 1 to 19 are training rows of split 0. So
-the rule was chosen on rows that other splits are tested on. No split's own test rows took part when it was judged on
-that split.
+The rule of the default preset was chosen this way, one for all sets; see docs/tabular.md.
 """
 
 import json
@@ -24,8 +21,8 @@ from marigold_uq.tabular.run import ModelOptions
 from marigold_uq.tabular.scores import score_rows
 from marigold_uq.tabular.uci import UCIDataset
 
-Array = NDArray[np.float64]
-HELD_OUT = 0.1
+_Array = NDArray[np.float64]
+_HELD_OUT = 0.1
 
 
 @dataclass(frozen=True)
@@ -45,10 +42,10 @@ class InnerStudy:
     model: ModelOptions = field(default_factory=ModelOptions)
 
 
-def judge(features: Array, targets: Array, seed: int, options: ModelOptions) -> dict[str, Any]:
+def _judge(features: _Array, targets: _Array, seed: int, options: ModelOptions) -> dict[str, Any]:
     """Scores on held-out training rows, processor seconds, and the weights of the experts."""
     order = np.random.default_rng(100 + seed).permutation(len(features))
-    held_out, train = np.split(order, [int(HELD_OUT * len(order))])
+    held_out, train = np.split(order, [int(_HELD_OUT * len(order))])
     start = time.process_time()
     model = options.estimator(seed=seed).fit(features[train], targets[train])
     fitted = time.process_time()
@@ -66,19 +63,19 @@ def judge(features: Array, targets: Array, seed: int, options: ModelOptions) -> 
     }
 
 
-def run(study: InnerStudy, invocation: Invocation) -> int:
+def _run(study: InnerStudy, invocation: Invocation) -> int:
     """One line of JSON per split."""
     dataset = UCIDataset.load(study.data, study.set)
     for number in study.splits:
         split = dataset.split(number)
-        scores = judge(split.train_features, split.train_targets, number, study.model)
+        scores = _judge(split.train_features, split.train_targets, number, study.model)
         print(json.dumps({"set": study.set, "split": number, **scores}), flush=True)
     return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
-    return run_command("-m scripts.studies.uci.inner", InnerStudy, run, arguments)
+    return run_command("-m scripts.studies.uci.inner", InnerStudy, _run, arguments)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, Self
 
 import numpy as np
@@ -10,8 +11,8 @@ from scipy.special import ndtri
 
 from marigold_uq.tabular.scores import Factory
 
-Array = NDArray[np.float64]
-Moments = tuple[Array, Array]
+_Array = NDArray[np.float64]
+_Moments = tuple[_Array, _Array]
 
 
 class GaussianPeer:
@@ -23,20 +24,20 @@ class GaussianPeer:
         seed: Of the draws.
     """
 
-    def __init__(self, model: Any, moments: Callable[[Any, Array], Moments], seed: int) -> None:
+    def __init__(self, model: Any, moments: Callable[[Any, _Array], _Moments], seed: int) -> None:
         self.model, self.moments, self.seed = model, moments, seed
 
-    def fit(self, X: Array, y: Array) -> Self:
+    def fit(self, X: _Array, y: _Array) -> Self:
         """Train on rows (n, F) and targets (n,)."""
         self.model.fit(X, y)
         return self
 
-    def sample(self, X: Array, ensemble_size: int) -> Array:
+    def sample(self, X: _Array, ensemble_size: int) -> _Array:
         """Draws (ensemble_size, rows)."""
         mean, std = self.moments(self.model, X)
         return mean + std * np.random.default_rng(self.seed).normal(size=(ensemble_size, len(mean)))
 
-    def predict_interval(self, X: Array, coverage: float) -> Array:
+    def predict_interval(self, X: _Array, coverage: float) -> _Array:
         """mean -+ z std, (rows, 2)."""
         mean, std = self.moments(self.model, X)
         reach = float(ndtri((1 + coverage) / 2)) * std
@@ -50,7 +51,7 @@ def catboost(seed: int) -> GaussianPeer:
     return GaussianPeer(package.CatBoostRegressor(**options, allow_writing_files=False), _catboost_moments, seed)
 
 
-def _catboost_moments(model: Any, X: Array) -> Moments:
+def _catboost_moments(model: Any, X: _Array) -> _Moments:
     mean, variance = np.asarray(model.predict(X)).T
     return mean, np.sqrt(variance)
 
@@ -61,7 +62,7 @@ def ngboost(seed: int) -> GaussianPeer:
     return GaussianPeer(package.NGBRegressor(verbose=False, random_state=seed), _ngboost_moments, seed)
 
 
-def _ngboost_moments(model: Any, X: Array) -> Moments:
+def _ngboost_moments(model: Any, X: _Array) -> _Moments:
     moments = model.pred_dist(X).params
     return np.asarray(moments["loc"]), np.asarray(moments["scale"])
 
@@ -79,8 +80,4 @@ PEERS: dict[str, Factory] = {"catboost": catboost, "ngboost": ngboost}
 
 def is_installed(name: str) -> bool:
     """Whether a peer's package can be imported."""
-    try:
-        _package(name)
-    except ImportError:
-        return False
-    return True
+    return find_spec(name) is not None

@@ -17,7 +17,7 @@ from marigold_uq.tabular.uci import UCIDataset
 from scripts.studies.uci.cells import Cell, CellKey, CellStore, dataset_digest
 from scripts.studies.uci.stacked import StackedRun, StackedTask, score_splits
 
-OWN = "own"
+_OWN = "own"
 """The family of a preset that chooses it by itself, and its epochs (0)."""
 
 
@@ -91,7 +91,7 @@ def split_column(column: str) -> tuple[str, str]:
     if preset not in PRESETS or ((stacked or family) and family not in TABLE_FAMILIES):
         families = ", ".join(TABLE_FAMILIES)
         raise ValueError(f"a column must be paper/FAMILY or default[/FAMILY], FAMILY of {families}; got {column}")
-    return preset, family or OWN
+    return preset, family or _OWN
 
 
 def reproduce(plan: Reproduction, *, verbose: bool = True) -> Iterator[tuple[CellKey, Cell]]:
@@ -146,7 +146,7 @@ def _stacked_cell(plan: Reproduction, key: CellKey, dataset: UCIDataset, verbose
 def _estimator_cell(plan: Reproduction, key: CellKey, dataset: UCIDataset, verbose: bool) -> Cell:
     """One fit per split; finished splits are kept."""
     store = CellStore(plan.output)
-    changes: dict[str, Any] = {} if key.family == OWN else {"noise_family": key.family}
+    changes: dict[str, Any] = {} if key.family == _OWN else {"noise_family": key.family}
     if key.family == "sample":
         changes["training_options"] = TrainingOptions(num_draws=plan.num_draws)
     model = ModelOptions(key.preset, **changes)

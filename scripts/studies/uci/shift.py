@@ -10,7 +10,7 @@ Finished splits are kept: run the same command again to resume. The table has me
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -25,21 +25,21 @@ from tqdm.auto import tqdm
 
 from marigold_uq.commands.runner import Invocation, run_command
 from marigold_uq.files import atomic_path
-from marigold_uq.results import write_json
+from marigold_uq.results import markdown_table, write_json
 from marigold_uq.tabular import DiffusionRegressor
 from marigold_uq.tabular.run import ModelOptions
 from marigold_uq.tabular.scores import Spread, summarize_splits
 from marigold_uq.tabular.uci import UCIDataset, UCISplit
 from scripts.studies.uci.cells import CellKey, CellStore, dataset_digest
 
-Array = NDArray[np.float64]
+_Array = NDArray[np.float64]
 ShiftKind = Literal["cluster", "range"]
 
-NUM_CLUSTERS = 5
-HELD_OUT_SHARE = 0.2
-MAX_SHIFTED_ROWS = 500
+_NUM_CLUSTERS = 5
+_HELD_OUT_SHARE = 0.2
+_MAX_SHIFTED_ROWS = 500
 """More rows of the held-out part would cost time and change the AUROC little (its standard error is below 0.02)."""
-ESTIMATES = ("epistemic", "between_models", "total", "distance")
+_ESTIMATES = ("epistemic", "between_models", "total", "distance")
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ class ShiftStudy:
 class ShiftedSplit:
     """Rows to train on, rows like them, and rows of the part of feature space that was held out."""
 
-    train_features: Array  # (n, F)
-    train_targets: Array  # (n,)
-    familiar: Array  # (m, F), test rows outside the part
-    shifted: Array  # (k, F), rows of training and test inside it
+    train_features: _Array  # (n, F)
+    train_targets: _Array  # (n,)
+    familiar: _Array  # (m, F), test rows outside the part
+    shifted: _Array  # (k, F), rows of training and test inside it
 
 
 def hold_out(split: UCISplit, kind: ShiftKind, seed: int = 0) -> ShiftedSplit:
@@ -92,7 +92,7 @@ def hold_out(split: UCISplit, kind: ShiftKind, seed: int = 0) -> ShiftedSplit:
     if not inside_test.size or inside_test.all():
         raise ValueError("no test row is left outside the held-out part")
     held_out = np.concatenate([split.train_features[inside_train], split.test_features[inside_test]])
-    chosen = np.random.default_rng(seed).permutation(len(held_out))[:MAX_SHIFTED_ROWS]
+    chosen = np.random.default_rng(seed).permutation(len(held_out))[:_MAX_SHIFTED_ROWS]
     return ShiftedSplit(
         split.train_features[~inside_train],
         split.train_targets[~inside_train],
@@ -101,16 +101,16 @@ def hold_out(split: UCISplit, kind: ShiftKind, seed: int = 0) -> ShiftedSplit:
     )
 
 
-def _range(train: Array, test: Array) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def _range(train: _Array, test: _Array) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     direction = np.linalg.svd(train, full_matrices=False)[2][0]
     direction = direction * np.sign(direction[np.abs(direction).argmax()])  # svd leaves the sign open
-    threshold = np.quantile(train @ direction, 1 - HELD_OUT_SHARE)
+    threshold = np.quantile(train @ direction, 1 - _HELD_OUT_SHARE)
     return train @ direction > threshold, test @ direction > threshold
 
 
-def _cluster(train: Array, test: Array, seed: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    clusters = KMeans(NUM_CLUSTERS, n_init=4, random_state=seed).fit(train)
-    counts = np.bincount(clusters.labels_, minlength=NUM_CLUSTERS)
+def _cluster(train: _Array, test: _Array, seed: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    clusters = KMeans(_NUM_CLUSTERS, n_init=4, random_state=seed).fit(train)
+    counts = np.bincount(clusters.labels_, minlength=_NUM_CLUSTERS)
     total = counts @ clusters.cluster_centers_
     others = (total - counts[:, None] * clusters.cluster_centers_) / (len(train) - counts)[:, None]
     farthest = int(np.linalg.norm(clusters.cluster_centers_ - others, axis=1).argmax())
@@ -126,21 +126,21 @@ def shift_scores(model: DiffusionRegressor, rows: ShiftedSplit) -> dict[str, flo
     model.fit(rows.train_features, rows.train_targets)
     both = np.concatenate([rows.familiar, rows.shifted])
     found = model.predict_uncertainty(both)
-    estimates = {name: getattr(found, name) for name in ESTIMATES[:3]}
+    estimates = {name: getattr(found, name) for name in _ESTIMATES[:3]}
     estimates["distance"] = _nearest(rows.train_features, both)
     is_shifted = np.arange(len(both)) >= len(rows.familiar)
     scores = {name: float(roc_auc_score(is_shifted, value)) for name, value in estimates.items() if value is not None}
     return {**scores, "shifted_share": len(rows.shifted) / len(both)}
 
 
-def _nearest(train: Array, rows: Array) -> Array:
+def _nearest(train: _Array, rows: _Array) -> _Array:
     """Euclidean distance of standardised features to the nearest training row: what any detector should beat."""
     scale = train.std(0)
     scale = np.where(scale > 0, scale, 1.0)
     return NearestNeighbors(n_neighbors=1).fit(train / scale).kneighbors(rows / scale)[0][:, 0]
 
 
-def run_set(study: ShiftStudy, name: str, kind: ShiftKind) -> dict[str, Any]:
+def _run_set(study: ShiftStudy, name: str, kind: ShiftKind) -> dict[str, Any]:
     """All splits of one set and kind."""
     store, model = CellStore(study.output), study.model.changes()
     key = CellKey(study.model.preset, kind, name, 0)
@@ -156,14 +156,14 @@ def run_set(study: ShiftStudy, name: str, kind: ShiftKind) -> dict[str, Any]:
     return {"set": name, "kind": kind, "model": model, "auroc": summary}
 
 
-def table(results: list[dict[str, Any]]) -> Iterator[str]:
+def _table(results: list[dict[str, Any]]) -> str:
     """Markdown: AUROC, mean ± standard error over splits."""
-    yield "| set | held out | splits | " + " | ".join(ESTIMATES) + " |"
-    yield "| --- " * (3 + len(ESTIMATES)) + "|"
+    rows = []
     for one in results:
         spreads = {name: Spread(**value) for name, value in one["auroc"].items()}
-        numbers = [_entry(spreads.get(name)) for name in ESTIMATES]
-        yield f"| {one['set']} | {one['kind']} | {spreads['total'].num_splits} | " + " | ".join(numbers) + " |"
+        numbers = [_entry(spreads.get(name)) for name in _ESTIMATES]
+        rows.append([one["set"], one["kind"], spreads["total"].num_splits, *numbers])
+    return markdown_table(["set", "held out", "splits", *_ESTIMATES], rows)
 
 
 def _entry(spread: Spread | None) -> str:
@@ -172,11 +172,11 @@ def _entry(spread: Spread | None) -> str:
     return f"{spread.mean:.3f}" if spread.standard_error is None else f"{spread.mean:.3f} ± {spread.standard_error:.3f}"
 
 
-def run(study: ShiftStudy, invocation: Invocation) -> int:
+def _run(study: ShiftStudy, invocation: Invocation) -> int:
     """Make what is missing and write results.json and table.md."""
     torch.set_num_threads(study.threads)
-    results = [run_set(study, name, kind) for name in study.sets for kind in study.kinds]
-    text = "\n".join(table(results))
+    results = [_run_set(study, name, kind) for name in study.sets for kind in study.kinds]
+    text = _table(results)
     print(text)
     write_json(study.output / "results.json", results, overwrite=True)
     with atomic_path(study.output / "table.md", overwrite=True) as temporary:
@@ -186,7 +186,7 @@ def run(study: ShiftStudy, invocation: Invocation) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
-    return run_command("-m scripts.studies.uci.shift", ShiftStudy, run, arguments)
+    return run_command("-m scripts.studies.uci.shift", ShiftStudy, _run, arguments)
 
 
 if __name__ == "__main__":

@@ -29,9 +29,9 @@ from marigold_uq.training.interrupt import InterruptGuard
 from scripts.studies.uci.cells import dataset_digest
 
 NO_END = 2**31
-BASELINE_SETTINGS = ("dropout", "baseline_epochs", "batch_size", "learning_rate", "num_models")
+_BASELINE_SETTINGS = ("dropout", "baseline_epochs", "batch_size", "learning_rate", "num_models")
 """What the baseline depends on, besides data and seed."""
-NOT_IN_TRAINING = ("max_epochs", "kappa_from_validation")
+_NOT_IN_TRAINING = ("max_epochs", "kappa_from_validation")
 """What a saved state does not depend on."""
 
 
@@ -69,9 +69,9 @@ class StackedTask:
         return [Standardised.of(table, member_seed(seed, number)) for table, seed in pairs for number in numbers]
 
     def identity(self, settings: Sequence[str] | None = None) -> dict[str, Any]:
-        """Data, seed and the settings that a saved state depends on (all but `NOT_IN_TRAINING` by default)."""
+        """Data, seed and the settings that a saved state depends on (all but `_NOT_IN_TRAINING` by default)."""
         recipe = asdict(self.recipe)
-        names = [name for name in recipe if name not in NOT_IN_TRAINING] if settings is None else settings
+        names = [name for name in recipe if name not in _NOT_IN_TRAINING] if settings is None else settings
         return {"data": dataset_digest(self.dataset), "seed": self.seed, **{name: recipe[name] for name in names}}
 
 
@@ -189,7 +189,7 @@ class StackedRun:
         """Trained once for all families of a set; later calls load the result."""
         path = self.folder / f"{self.task.dataset.name}-{name}.pt"
         title = f"{self.task.dataset.name} {name}"
-        stage = _Stage(trainer, path, self.task.identity(BASELINE_SETTINGS), title, self.seconds_between)
+        stage = _Stage(trainer, path, self.task.identity(_BASELINE_SETTINGS), title, self.seconds_between)
         stage.resume()
         if not trainer.has_ended:
             stage.run(max(trainer.max_epochs), verbose=self.verbose)

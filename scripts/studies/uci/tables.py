@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
+from marigold_uq.results import markdown_table
 from marigold_uq.tabular.scores import Spread
 from scripts.studies.uci.cells import Cell
 
@@ -47,7 +48,7 @@ def epochs_text(cell: Cell) -> str:
     return f"{fmean(used):.0f} on average" if used else "own rule"
 
 
-def format_number(value: float) -> str:
+def _format_number(value: float) -> str:
     """Three to four digits, as in published tables; two of a number that would be 0.000."""
     magnitude = abs(value)
     if 0 < magnitude < 0.0005:
@@ -56,10 +57,10 @@ def format_number(value: float) -> str:
     return f"{value:.{digits}f}"
 
 
-def format_spread(spread: Spread, factor: float = 1.0) -> str:
+def _format_spread(spread: Spread, factor: float = 1.0) -> str:
     """Mean and standard deviation over splits."""
-    mean = format_number(spread.mean * factor)
-    return mean if spread.std is None else f"{mean} ± {format_number(spread.std * factor)}"
+    mean = _format_number(spread.mean * factor)
+    return mean if spread.std is None else f"{mean} ± {_format_number(spread.std * factor)}"
 
 
 def score_table(
@@ -71,25 +72,25 @@ def score_table(
     """CRPS (RMSE) [epochs] of all columns, those of others beside them."""
     columns = ordered_columns(cells)
     titles = [*(f"ours: {column_title(*column)}" for column in columns), *(one.title for one in references)]
-    lines = [_row(["set", *titles, *(["beat"] if targets else [])]), _row(["---"] * (1 + len(titles) + bool(targets)))]
+    rows = []
     for dataset in datasets:
         unit = UNITS.get(dataset, Unit())
         ours = [_score_entry(cells.get((*column, dataset)), unit) for column in columns]
         others = [_reference_entry(one, dataset) for one in references]
-        goal = [format_number(targets[dataset])] if targets else []
-        lines.append(_row([dataset + unit.text, *ours, *others, *goal]))
-    return "\n".join(lines)
+        goal = [_format_number(targets[dataset])] if targets else []
+        rows.append([dataset + unit.text, *ours, *others, *goal])
+    return markdown_table(["set", *titles, *(["beat"] if targets else [])], rows)
 
 
 def metric_table(cells: Mapping[Place, Cell], datasets: Sequence[str], entry: Callable[[Cell, Unit], str]) -> str:
     """One entry per set and column of ours."""
     columns = ordered_columns(cells)
-    lines = [_row(["set", *(column_title(*column) for column in columns)]), _row(["---"] * (1 + len(columns)))]
+    rows = []
     for dataset in datasets:
         unit = UNITS.get(dataset, Unit())
         found = [cells.get((*column, dataset)) for column in columns]
-        lines.append(_row([dataset + unit.text, *("" if cell is None else entry(cell, unit) for cell in found)]))
-    return "\n".join(lines)
+        rows.append([dataset + unit.text, *("" if cell is None else entry(cell, unit) for cell in found)])
+    return markdown_table(["set", *(column_title(*column) for column in columns)], rows)
 
 
 def ordered_columns(cells: Iterable[Place]) -> list[tuple[str, str]]:
@@ -104,7 +105,7 @@ def _score_entry(cell: Cell | None, unit: Unit) -> str:
         return ""
     score, error = cell.summary["crps"], cell.summary["rmse"]
     splits = f", {score.num_splits} splits"
-    return f"{format_spread(score, unit.factor)} ({format_spread(error, unit.factor)}) [{epochs_text(cell)}{splits}]"
+    return f"{_format_spread(score, unit.factor)} ({_format_spread(error, unit.factor)}) [{epochs_text(cell)}{splits}]"
 
 
 def _reference_entry(reference: Reference, dataset: str) -> str:
@@ -117,10 +118,10 @@ def _reference_entry(reference: Reference, dataset: str) -> str:
 def coverage_entry(cell: Cell, unit: Unit) -> str:
     """Coverage and mean width of the 95 % interval: of the draws; of the model's own interval where it has one."""
     summary = cell.summary
-    text = f"{summary['coverage_95'].mean:.3f} ({format_number(summary['width_95'].mean * unit.factor)})"
+    text = f"{summary['coverage_95'].mean:.3f} ({_format_number(summary['width_95'].mean * unit.factor)})"
     own = summary["interval_width_95"].mean * unit.factor if "interval_width_95" in summary else None
     if own is not None and not math.isclose(own, summary["width_95"].mean * unit.factor, rel_tol=1e-9):
-        text += f"; own {summary['interval_coverage_95'].mean:.3f} ({format_number(own)})"
+        text += f"; own {summary['interval_coverage_95'].mean:.3f} ({_format_number(own)})"
     return f"{text} [{epochs_text(cell)}]"
 
 
@@ -131,11 +132,7 @@ def inner_coverage_entry(cell: Cell, unit: Unit) -> str:
 
 def nll_entry(cell: Cell, unit: Unit) -> str:
     """Gaussian negative log likelihood in original units (not those of the table), of distributions with a density."""
-    return format_spread(cell.summary["nll"]) if "nll" in cell.summary else "no density"
-
-
-def _row(entries: Sequence[str]) -> str:
-    return "| " + " | ".join(entries) + " |"
+    return _format_spread(cell.summary["nll"]) if "nll" in cell.summary else "no density"
 
 
 def results_json(cells: Iterable[Cell]) -> list[dict[str, Any]]:

@@ -162,7 +162,7 @@ def test_hypersim_is_converted_resumed_and_read_back(tmp_path: Path, capsys: pyt
     assert main(arguments) == 0
     assert "1 converted, 2 already there" in capsys.readouterr().out
     assert kept.read_bytes() == b"kept"
-    assert main([*arguments, "--overwrite", "true", "--workers", "2"]) == 0
+    assert main([*arguments, "--overwrite", "--workers", "2"]) == 0
     with Image.open(kept) as picture:
         assert picture.size == (8, 6)
     assert not list(output.rglob("*.tmp"))
@@ -178,7 +178,7 @@ def test_missing_hypersim_frames_are_counted_named_and_left_out_of_the_list(
     header = "scene_name,camera_name,frame_id,included_in_public_release,split_partition_name"
     rows = [f"ai_001_001,cam_00,{frame},True,train" for frame in range(3)]
     split = write_list(tmp_path / "split.csv", header, *rows)
-    arguments = ["--root", str(raw), "--split_csv", str(split), "--output", str(output), "--splits", "[train]"]
+    arguments = ["--root", str(raw), "--split_csv", str(split), "--output", str(output), "--splits", "train"]
     assert load_script("scripts/prepare_hypersim.py").main(arguments) == 1
     text = capsys.readouterr().out
     assert "1 converted, 0 already there, 2 of 3 failed" in text

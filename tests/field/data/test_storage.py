@@ -89,7 +89,7 @@ def test_an_unfinished_run_is_not_continued_with_other_settings(tmp_path: Path) 
     Interrupted.calls = 2
     with pytest.raises(KeyboardInterrupt):
         generate(Interrupted(num_points=32), tmp_path / "ks.h5", 3, seed=1, progress=False)
-    with pytest.raises(FieldDataError, match="seed: 1 -> 2"):
+    with pytest.raises(ValueError, match="made with other settings: seed was 1, now 2"):
         generate(KuramotoSivashinsky(num_points=32), tmp_path / "ks.h5", 3, seed=2, progress=False)
 
 

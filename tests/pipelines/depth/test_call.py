@@ -253,8 +253,7 @@ def test_quantiles_beyond_the_members_warn(caplog):
     assert "smallest or largest member" in caplog.text
 
 
-def test_a_schedule_that_starts_late_warns(caplog):
+def test_a_schedule_that_starts_late_is_an_error():
     pipeline = tiny_pipeline("gaussian", schedule="v1-0")
-    with log_of_the_pipeline(caplog):
+    with pytest.raises(ValueError, match="starts from pure noise"):
         pipeline(picture(), num_inference_steps=1)
-    assert "starts from pure noise" in caplog.text

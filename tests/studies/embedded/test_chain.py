@@ -63,7 +63,7 @@ def test_a_finished_stage_is_skipped_and_nothing_runs_in_a_dry_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "embedded" / "rotated_vae").mkdir(parents=True)
-    assert import_module("scripts.studies.embedded.reproduce").main(["--dry_run", "true"]) == 0
+    assert import_module("scripts.studies.embedded.reproduce").main(["--dry_run"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("done")] == [line for line in lines if "--stage basis" in line]
     assert lines[-1].startswith("run: python -m scripts.studies.embedded.assemble")
@@ -163,7 +163,7 @@ def test_both_modes_are_calibrated_for_the_steps_and_members_asked_for(made: Pat
 
 def test_families_are_compared_scene_by_scene(made: Path, tmp_path: Path) -> None:
     data = ["--runs", str(made), "--scenes", str(made / "scenes" / "validation"), "--output", str(tmp_path / "table")]
-    families = ["--families", "[point, gaussian]", "--steps", "[1]", "--ensemble_size", "4"]
+    families = ["--families", "point", "gaussian", "--steps", "1", "--ensemble_size", "4"]
     assert evaluate.main([*data, *families]) == 0
     rows = (tmp_path / "table" / "table-1.md").read_text(encoding="utf-8").splitlines()
     named = [row.split("|")[2:4] for row in rows if row.startswith("| 1 |")]
@@ -199,12 +199,12 @@ def test_a_sheet_has_a_row_for_each_picture_and_is_never_overwritten(
     assert second.std() > 10  # maps, not an empty page
     assert photo_sheet.main(arguments) == 2
     assert "overwrite" in capsys.readouterr().err
-    assert photo_sheet.main([*arguments, "--overwrite", "true"]) == 0
+    assert photo_sheet.main([*arguments, "--overwrite"]) == 0
 
 
 def test_the_contact_sheet_has_a_row_per_kind(tmp_path: Path) -> None:
     size = ["--columns", "2", "--height", "32", "--width", "48", "--scale", "1.0"]
-    assert contact_sheet.main(["--output", str(tmp_path / "s.png"), "--kinds", "[room, street]", *size]) == 0
+    assert contact_sheet.main(["--output", str(tmp_path / "s.png"), "--kinds", "room", "street", *size]) == 0
     tile = (32 + contact_sheet.GAP, 2 * 48 + contact_sheet.GAP)
     assert cv2.imread(str(tmp_path / "s.png")).shape == (2 * (tile[0] + contact_sheet.LABEL), 2 * tile[1], 3)
 

@@ -62,7 +62,7 @@ def picture(s: Stage) -> list[Primitive]:
     return parts
 
 
-def wall_shelf(s: Stage) -> list[Primitive]:
+def _wall_shelf(s: Stage) -> list[Primitive]:
     """A board on the wall with books."""
     width, z = s.uniform(0.5, 1.5), s.uniform(1.1, 1.8)
     parts = [box((0, -0.12, z), (width, 0.24, 0.03), s.palette.furniture())]
@@ -71,7 +71,7 @@ def wall_shelf(s: Stage) -> list[Primitive]:
     return parts
 
 
-WALL_DECORATION = (door, window, window, picture, picture, picture, wall_shelf)
+_WALL_DECORATION = (door, window, window, picture, picture, picture, _wall_shelf)
 
 
 def shell(
@@ -93,7 +93,7 @@ def shell(
         if skirting is not None:
             face.append(box((0, -0.01, 0.05), (2 * half, 0.02, 0.1), skirting))
         for _ in range(int(s.rng.poisson(decoration))):
-            item = s.one_of(WALL_DECORATION)
+            item = s.one_of(_WALL_DECORATION)
             face += placed(item, s.uniform(-0.85, 0.85) * half, 0)
         parts += placed(face, wall_x, wall_y, 0, yaw)
     return parts + (_ceiling_lamps(s, x, y, half_x, half_y, height) if s.chance(0.7) else [])

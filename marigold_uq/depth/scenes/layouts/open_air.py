@@ -11,7 +11,7 @@ from marigold_uq.depth.scenes.primitives import Primitive, box, heightfield, qua
 from marigold_uq.depth.scenes.scene import Atmosphere, Light, Scene, Stage, placed
 from marigold_uq.depth.scenes.textures import spectral_noise
 
-SUN_DISTANCE = 1000.0
+_SUN_DISTANCE = 1000.0
 
 
 def daylight(s: Stage) -> tuple[list[Light], Atmosphere]:
@@ -22,7 +22,7 @@ def daylight(s: Stage) -> tuple[list[Light], Atmosphere]:
     direction = np.array([np.cos(azimuth) * np.cos(elevation), np.sin(azimuth) * np.cos(elevation), np.sin(elevation)])
     strength = s.uniform(0.4, 2.2) if s.chance(0.65) else s.uniform(0, 0.2)
     sun = Light(
-        (direction * SUN_DISTANCE).astype(np.float32),
+        (direction * _SUN_DISTANCE).astype(np.float32),
         scaled(lamp_colour(s), strength),
         s.uniform(4, 40),
         1e5,
