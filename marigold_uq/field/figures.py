@@ -52,7 +52,7 @@ def lead_time_curves(
             axes.plot(lead_times, line, style, marker="o", markersize=3, color=color, label=label)
         level = {COVERAGE: expected_coverage, RATIO: 1.0}.get(metric)
         if level is not None:
-            axes.axhline(level, linestyle=":", label="honest", **REFERENCE)
+            axes.axhline(level, linestyle=":", label="perfect samples", **REFERENCE)
         axes.set_title(TITLES.get(metric, metric), fontsize=10)
         axes.set_xlabel(f"lead time {unit}".strip(), fontsize=9)
         axes.xaxis.set_major_locator(MaxNLocator(5))

@@ -17,7 +17,7 @@ __all__ = ["PeriodicEquation", "trajectory_generator"]
 def trajectory_generator(seed: int, index: int) -> np.random.Generator:
     """The stream of trajectory `index` of `seed`: the same whatever else is generated, and in whatever batches."""
     if seed < 0 or index < 0:
-        raise ValueError(f"seed and trajectory index are at least 0; got seed={seed}, index={index}")
+        raise ValueError(f"seed and trajectory index must be at least 0; got seed={seed}, index={index}")
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy=seed, spawn_key=(index,))))
 
 
@@ -39,7 +39,7 @@ class PeriodicEquation(ABC):
     def __post_init__(self) -> None:
         if self.num_points < 8 or self.num_states < 1:
             raise ValueError(
-                f"num_points is at least 8 and num_states at least 1; got {self.num_points}, {self.num_states}"
+                f"num_points must be at least 8 and num_states at least 1; got {self.num_points}, {self.num_states}"
             )
         if not (self.length > 0 and self.save_interval > 0 and self.first_time >= 0):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Resumable generation: finished batches wait beside the file until all are there; a killed run simply goes on."""
+"""Resumable generation: finished batches wait beside the file until all are there; a killed run resumes."""
 
 import json
 import shutil
@@ -36,12 +36,12 @@ def generate(
     """Trajectories 0 .. num_trajectories - 1 of `seed` in a field file; the same whatever the batch size.
 
     Every `point_stride`-th point is stored (the paper's Burgers' data: solved on 1024, 256 kept). A run that was cut
-    short goes on where it stopped when it is started again with the same settings.
+    short resumes where it stopped when it is started again with the same settings.
     """
     path, parts = Path(path), parts_folder(path)
     if num_trajectories < 1 or batch_size < 1 or not 1 <= point_stride <= equation.num_points // 2:
         raise ValueError(
-            "num_trajectories, batch_size and point_stride (at most half the points) are at least 1; got "
+            "num_trajectories, batch_size and point_stride (at most half the points) must be at least 1; got "
             f"{num_trajectories}, {batch_size}, {point_stride}"
         )
     if path.exists():
