@@ -1,9 +1,7 @@
 """Field files: resumable generation, our layout and PDEBench's, the command, and what is said about broken files."""
 
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,6 +20,7 @@ from marigold_uq.field.data import (
     write_trajectories,
 )
 from marigold_uq.field.data.generation import parts_folder
+from scripts import generate_pde
 
 h5py = pytest.importorskip("h5py", reason="field files are HDF5: pip install h5py")
 
@@ -162,25 +161,12 @@ def test_an_incomplete_tensor_is_not_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    path = Path(__file__).parents[3] / "scripts" / "generate_pde.py"
-    spec = importlib.util.spec_from_file_location("generate_pde", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_command_generates_and_refuses(
-    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_generates_and_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "ks.h5"
     command = ["ks", "--output", str(output), "--trajectories", "3", "--num_points", "32", "--num_states", "2"]
-    assert script.main(command) == 0
+    assert generate_pde.main(command) == 0
     assert read_trajectories(output).states.shape == (3, 2, 32)
-    assert script.main(command) == 2
+    assert generate_pde.main(command) == 2
     assert "exists" in capsys.readouterr().err
-    assert script.main(["burgers", "--output", str(tmp_path / "b.h5"), "--nu", "-1"]) == 2
+    assert generate_pde.main(["burgers", "--output", str(tmp_path / "b.h5"), "--nu", "-1"]) == 2
     assert "nu is not negative" in capsys.readouterr().err
