@@ -25,7 +25,8 @@ assert bool((wider[0] <= lower).all() and (wider[1] >= upper).all())
 
 def run_python(folder: Path, *arguments: str) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, check=True, capture_output=True)
+    done = subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_the_toy_task_of_the_page_learns_and_loads_in_a_fresh_process(tmp_path: Path) -> None:
@@ -33,5 +34,5 @@ def test_the_toy_task_of_the_page_learns_and_loads_in_a_fresh_process(tmp_path: 
     (task,) = [block for block in blocks if "class ToyTask" in block]
     assert len([line for line in task.splitlines() if line.strip()]) <= 70
     (tmp_path / "my_task.py").write_text(task, encoding="utf-8")
-    run_python(tmp_path, "my_task.py")
+    run_python(tmp_path, "-c", "import my_task; my_task.train('runs/toy')")
     run_python(tmp_path, "-c", USE)
