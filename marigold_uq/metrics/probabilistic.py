@@ -1,4 +1,4 @@
-"""Statistics of ensembles: how far, how sharp, how honest.
+"""Statistics of ensembles: how far, how sharp, how calibrated.
 
 Everywhere `samples` is (M, ...) with the M members first and `target` is (...). A statistic is per coordinate, or per
 sample where an event is scored as a whole, and is never averaged here: masks, weights and means are the reducer's
@@ -182,7 +182,7 @@ def spread_skill(samples: Tensor, target: Tensor) -> dict[str, Tensor]:
 
     `predicted_squared_error` = (M + 1)/M s^2 is what (ybar - y)^2 would be on average if members and target had one
     distribution, `squared_error` is what it was. The reducer's `spread_skill_ratio` is the root of the ratio of their
-    means: 1 is honest, below 1 over-confident. Averages come before the ratio, never a mean of ratios.
+    means: 1 is calibrated, below 1 over-confident. Averages come before the ratio, never a mean of ratios.
     """
     num_members = samples.shape[0]
     return {
@@ -214,7 +214,7 @@ def pit(samples: Tensor, target: Tensor, *, generator: torch.Generator) -> Tenso
 def rank_histogram(
     samples: Tensor, target: Tensor, *, generator: torch.Generator, mask: Tensor | None = None, sample_dims: int = 0
 ) -> Tensor:
-    """Counts of `ranks` in M + 1 bins: flat if honest, U-shaped if over-confident, sloped if biased.
+    """Counts of `ranks` in M + 1 bins: flat if calibrated, U-shaped if over-confident, sloped if biased.
 
     Args:
         samples: (M, ...).

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from marigold_uq.field.encoding import amplitudes
 from marigold_uq.models.noise_color import NoiseColor
 
 
@@ -14,7 +15,7 @@ def test_noise_of_a_single_wave_has_variance_one(length: int, wave: int) -> None
     position = torch.arange(length)
     phase = 2 * torch.pi * torch.rand(500, 1, 1, generator=generator)
     color = NoiseColor(1, [1, length])
-    color.set_power(0, torch.cos(2 * torch.pi * wave * position / length + phase))
+    color.amplitude[0] = amplitudes(torch.cos(2 * torch.pi * wave * position / length + phase))
     coloured = color(torch.randn(count, 1, length, generator=generator), 0)
     # squares of Gaussian numbers scatter by sqrt(2); five standard errors
     assert abs(float(coloured.square().mean((0, 1)).mean()) - 1) < 5 * (2 / count) ** 0.5
