@@ -161,7 +161,7 @@ class DepthCall:
         if user is None:
             return None
 
-        def after_step(index: int, timestep: int, x_prev: torch.Tensor) -> torch.Tensor:
+        def after_step(index: int, timestep: int | float, x_prev: torch.Tensor) -> torch.Tensor:
             returned = user(pipeline, index, timestep, {"latents": x_prev} if self.callback_inputs else {})
             return returned.get("latents", x_prev) if returned else x_prev
 

@@ -105,7 +105,7 @@ def sample_as_card(
     baseline = pipeline.baseline(condition)  # (1, rows, 1)
     shift = baseline[0].unsqueeze(-1) / network.residual_scale[0]  # (rows, 1, 1)
 
-    def add_error(index: int, timestep: int, x_prev: Tensor) -> Tensor:
+    def add_error(index: int, timestep: int | float, x_prev: Tensor) -> Tensor:
         return x_prev + card_error(scheduler, timestep) * shift
 
     generators = row_generators(matrix, pipeline.model_numbers, base_seed(generator))
