@@ -106,7 +106,7 @@ def sample_as_card(
     shift = baseline[0].unsqueeze(-1) / network.residual_scale[0]  # (rows, 1, 1)
 
     def add_error(index: int, timestep: int | float, x_prev: Tensor) -> Tensor:
-        return x_prev + card_error(scheduler, timestep) * shift
+        return x_prev + card_error(scheduler, int(timestep)) * shift
 
     generators = row_generators(matrix, pipeline.model_numbers, base_seed(generator))
     x_0 = reverse_diffusion(
