@@ -17,6 +17,8 @@ from marigold_uq.calibration import Calibration
 from marigold_uq.denoising import Denoiser
 from marigold_uq.images import ImageInput, load_images, to_model_input, unpad
 from marigold_uq.loading import fetch_pretrained
+from marigold_uq.models.condition_encoder import ConditionEncoder
+from marigold_uq.models.depth_cells import DepthCells
 from marigold_uq.models.prompt_embedding import PromptEmbedding, encode_empty_prompt
 from marigold_uq.models.widen import add_condition_channels, widen
 from marigold_uq.pipelines.depth_call import (
@@ -27,12 +29,14 @@ from marigold_uq.pipelines.depth_call import (
     stored_calibrations,
     warn_of_late_start,
 )
-from marigold_uq.pipelines.depth_codec import decode_maps, decode_spread, encode_images
+from marigold_uq.pipelines.depth_codec import decode_maps, decode_spread
+from marigold_uq.pipelines.depth_condition import encode_conditions
 from marigold_uq.pipelines.depth_members import (
     ChainResult,
     MemberLatents,
     chain_generators,
     draw_first_law,
+    first_law_quantiles,
     merge_chains,
     split_latents,
 )
@@ -41,6 +45,7 @@ from marigold_uq.pipelines.depth_output import (
     MarigoldUQDepthOutput,
     collect_output,
     member_statistics,
+    quantile_members,
     resize_maps,
 )
 from marigold_uq.pipelines.embedded import embedded_path
@@ -63,25 +68,26 @@ class MarigoldUQDepthPipeline(PublishablePipeline):
 
     Args:
         unet: Widened U-Net, input [image latent, depth latent (, noise)], output the raw channels of the family.
-        vae: `AutoencoderKL` or `AutoencoderTiny`.
+        vae: `AutoencoderKL`, `AutoencoderTiny`, or `DepthCells` beside an image encoder.
         scheduler: `DistributionalDDIMScheduler`; a stock DDIM, DDPM or PNDM scheduler is converted (family "point").
         text_encoder, tokenizer: Optional; needed only where `prompt_embedding` is not given.
         prompt_embedding: Stored embedding of the empty prompt.
+        image_encoder: Optional `ConditionEncoder`: the U-Net's input is then [its channels, depth latent].
         prediction_type: "depth" or "disparity".
         scale_invariant, shift_invariant: What the prediction is defined up to; both False for a metric model.
         default_denoising_steps, default_processing_resolution: Used where a call does not say.
         calibration: Per mode ("ensemble", "trajectory") a `marigold_uq.calibration.Calibration` as a dict.
     """
 
-    model_cpu_offload_seq = "text_encoder->unet->vae"
-    _optional_components = ["text_encoder", "tokenizer", "prompt_embedding"]  # noqa: RUF012, diffusers reads a list
+    model_cpu_offload_seq = "text_encoder->image_encoder->unet->vae"
+    _optional_components = ["text_encoder", "tokenizer", "prompt_embedding", "image_encoder"]  # noqa: RUF012, diffusers reads a list
     _callback_tensor_inputs = list(CALLBACK_INPUTS)  # noqa: RUF012
     scheduler: DistributionalDDIMScheduler
 
     def __init__(
         self,
         unet: UNet2DConditionModel,
-        vae: AutoencoderKL | AutoencoderTiny,
+        vae: AutoencoderKL | AutoencoderTiny | DepthCells,
         scheduler: SchedulerMixin,
         text_encoder: nn.Module | None = None,
         tokenizer: Any = None,
@@ -92,6 +98,7 @@ class MarigoldUQDepthPipeline(PublishablePipeline):
         default_denoising_steps: int | None = None,
         default_processing_resolution: int | None = None,
         calibration: dict[str, Any] | None = None,
+        image_encoder: ConditionEncoder | None = None,
     ) -> None:
         super().__init__()
         if prediction_type not in ("depth", "disparity"):
@@ -104,6 +111,7 @@ class MarigoldUQDepthPipeline(PublishablePipeline):
             text_encoder=text_encoder,
             tokenizer=tokenizer,
             prompt_embedding=prompt_embedding,
+            image_encoder=image_encoder,
         )
         self.register_to_config(
             prediction_type=prediction_type,
@@ -196,7 +204,8 @@ class MarigoldUQDepthPipeline(PublishablePipeline):
     @property
     def vae_scale_factor(self) -> int:
         """Pixels per latent cell along an edge."""
-        return 2 ** (len(self.vae.config.block_out_channels) - 1)
+        cell = self.vae.config.get("cell")
+        return int(cell) if cell else 2 ** (len(self.vae.config.block_out_channels) - 1)
 
     @torch.no_grad()
     def __call__(
@@ -248,8 +257,11 @@ class MarigoldUQDepthPipeline(PublishablePipeline):
             return_dict: False returns a tuple in the order of `MarigoldUQDepthOutput`.
             uncertainty: "ensemble": every member is a chain of its own. "trajectory": as many network calls as one
                 chain has steps, each on a start of its own; the members are draws from the head's law of x_0 at the
-                first timestep, and only the decoder runs for each. None: no uncertainty; the chain follows the mean of
-                the law, so that a checkpoint with a new head gives the prediction it gave before.
+                first timestep, and only the decoder runs for each. "marginal": the members are the quantiles of that
+                law at evenly spread levels, the same ones in every place: no random numbers, smooth maps, and the
+                prediction of a call without uncertainty; for models with `DepthCells`, whose decoder maps quantiles to
+                quantiles. None: no uncertainty; the chain follows the mean of the law, so that a checkpoint with a new
+                head gives the prediction it gave before.
             quantiles: Levels in (0, 1) of per-pixel quantiles.
             coverage: Central interval as two more quantiles; conformal where the model was calibrated for it.
             output_samples: Also return the aligned members.
@@ -282,10 +294,12 @@ class MarigoldUQDepthPipeline(PublishablePipeline):
         self.scheduler.set_timesteps(call.num_steps, device=self._execution_device)
         warn_of_late_start(self.scheduler)
         inputs = [self._model_input(picture, call) for picture in images]
-        members = self._member_latents([padded for padded, _ in inputs], call, latents, generator)
+        pixels = [padded for padded, _ in inputs]
+        conditions = encode_conditions(self.image_encoder, self.vae, pixels, call.batch_size)
+        members = self._member_latents(pixels, [channels for channels, _ in conditions], call, latents, generator)
         results = [
-            self._finish_image(picture, padding, member, call)
-            for picture, (_, padding), member in zip(images, inputs, members, strict=True)
+            self._finish_image(picture, padding, member, guide, call)
+            for picture, (_, padding), member, (_, guide) in zip(images, inputs, members, conditions, strict=True)
         ]
         self.maybe_free_model_hooks()
         output = collect_output(results, call, output_latent=output_latent)
@@ -299,7 +313,12 @@ class MarigoldUQDepthPipeline(PublishablePipeline):
         return padded.to(self.vae.dtype), padding
 
     def _member_latents(
-        self, inputs: list[Tensor], call: DepthCall, latents: Tensor | list[Tensor] | None, generator: Generators
+        self,
+        inputs: list[Tensor],
+        encoded: list[Tensor],
+        call: DepthCall,
+        latents: Tensor | list[Tensor] | None,
+        generator: Generators,
     ) -> list[MemberLatents]:
         """Latents of all members of all images, in batches of equal size."""
         generators = chain_generators(generator, call.num_images, call.num_chains)
@@ -309,8 +328,6 @@ class MarigoldUQDepthPipeline(PublishablePipeline):
         with self.progress_bar(total=call.num_images * call.num_chains) as bar:
             for shape in shapes:
                 images = [i for i, padded in enumerate(inputs) if tuple(padded.shape) == shape]
-                latent = encode_images(self.vae, [inputs[i] for i in images], call.batch_size)
-                encoded = dict(zip(images, latent, strict=True))
                 jobs = [(i, m) for i in images for m in range(call.num_chains)]
                 for first in range(0, len(jobs), call.batch_size):
                     batch = jobs[first : first + call.batch_size]
@@ -320,7 +337,7 @@ class MarigoldUQDepthPipeline(PublishablePipeline):
                     for (i, _), result in zip(batch, self._run_chains(condition, x_T, own, call), strict=True):
                         chains[i].append(result)
                     bar.update(len(batch))
-        return [merge_chains(results, call.num_members) for results in chains]
+        return [merge_chains(results, call.num_maps) for results in chains]
 
     def _starts(
         self,
@@ -368,6 +385,8 @@ class MarigoldUQDepthPipeline(PublishablePipeline):
         self, condition: Tensor, x_T: Tensor, generators: list[torch.Generator], call: DepthCall
     ) -> list[ChainResult]:
         denoiser = self._denoiser(condition)
+        if call.mode == "marginal":
+            return first_law_quantiles(denoiser, self.scheduler, x_T, num_levels=call.num_members)
         if call.mode == "trajectory":
             share = -(-call.num_members // call.num_chains)
             return draw_first_law(denoiser, self.scheduler, x_T, num_draws=share, generator=generators)
@@ -386,10 +405,18 @@ class MarigoldUQDepthPipeline(PublishablePipeline):
         return [ChainResult(x_0[b : b + 1], epistemic=None if spread is None else spread[b]) for b in range(len(x_0))]
 
     def _finish_image(
-        self, picture: Tensor, padding: tuple[int, int], members: MemberLatents, call: DepthCall
+        self,
+        picture: Tensor,
+        padding: tuple[int, int],
+        members: MemberLatents,
+        guide: Tensor | None,
+        call: DepthCall,
     ) -> DepthMaps:
         """Decode, align, reduce and resize the members of one image."""
-        maps = unpad(self.decode_prediction(members.latents, call.batch_size), padding)  # (E, h, w)
+        maps = unpad(self.decode_prediction(members.latents, call.batch_size, guide), padding)  # (E, h, w)
+        if call.mode == "marginal":
+            result = member_statistics(quantile_members(maps), None, members.latents, call)
+            return self._at_input_size(result, picture, call)
         ensemble = ensemble_members(
             maps,
             scale_invariant=bool(self.config.scale_invariant),
@@ -398,14 +425,19 @@ class MarigoldUQDepthPipeline(PublishablePipeline):
         )
         epistemic = None
         if members.epistemic is not None:
-            spread = decode_spread(self.vae, members.latents[0], members.epistemic, call.batch_size)
+            spread = decode_spread(self.vae, members.latents[0], members.epistemic, call.batch_size, guide)
             epistemic = float(ensemble.scale[0]) * unpad(spread, padding)
-        result = member_statistics(ensemble, epistemic, members.latents, call)
+        return self._at_input_size(member_statistics(ensemble, epistemic, members.latents, call), picture, call)
+
+    def _at_input_size(self, result: DepthMaps, picture: Tensor, call: DepthCall) -> DepthMaps:
         if not call.match_input_resolution:
             return result
         height, width = picture.shape[-2:]
         return resize_maps(result, (height, width), call.method_output)
 
-    def decode_prediction(self, latents: Tensor, batch_size: int = 1) -> Tensor:
-        """Latents (E, C, h, w) -> maps (E, H, W) in [0, 1], in at least float32."""
-        return decode_maps(self.vae, latents, batch_size)
+    def decode_prediction(self, latents: Tensor, batch_size: int = 1, guide: Tensor | None = None) -> Tensor:
+        """Latents (E, C, h, w) of one picture -> maps (E, H, W) in [0, 1], in at least float32.
+
+        `guide` (G, h', w') is what the image encoder tells the decoder, where there is one.
+        """
+        return decode_maps(self.vae, latents, batch_size, guide)

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 logger = logging.get_logger(__name__)
 
-MODES = ("ensemble", "trajectory")
+MODES = ("ensemble", "trajectory", "marginal")
+LAW_MODES = ("trajectory", "marginal")
+"""Those that read the law of x_0 at the first timestep and take no steps."""
 CALLBACK_INPUTS = ("latents",)
 DEFAULT_MEMBERS = 10
 SOLVER_OPTIONS = {"regularizer_strength", "max_iter", "tol", "max_res"}
@@ -51,6 +53,11 @@ class DepthCall:
     callback: Callable[..., dict[str, torch.Tensor]] | None
     callback_inputs: tuple[str, ...]
     calibration: Calibration
+
+    @property
+    def num_maps(self) -> int:
+        """Maps decoded per image: the members, and with "marginal" the prediction itself."""
+        return self.num_members + (self.mode == "marginal")
 
     def step_callback(self, pipeline: MarigoldUQDepthPipeline) -> StepCallback | None:
         """The user's callback as the reverse loop calls it; what it returns under "latents" replaces x_prev."""
@@ -112,7 +119,7 @@ def resolve_call(
         callback_inputs,
     )
     _check_mode(pipeline, uncertainty, members, output_epistemic, callback is not None)
-    chains = members if uncertainty != "trajectory" else min(steps, members)
+    chains = {"trajectory": min(steps, members), "marginal": 1}.get(uncertainty or "", members)
     _check_generators(generator, num_images * chains)
     _warn_of_extremes(_levels(quantiles), members)
     return DepthCall(
@@ -138,6 +145,18 @@ def resolve_call(
     )
 
 
+def quickest_mode(pipeline: MarigoldUQDepthPipeline) -> str | None:
+    """The mode that needs the fewest calls and draws; None where one call of the network tells no spread."""
+    if not pipeline.scheduler.family.has_spread:
+        return None
+    return "marginal" if is_monotone(pipeline) else "trajectory"
+
+
+def is_monotone(pipeline: MarigoldUQDepthPipeline) -> bool:
+    """Whether the decoder maps quantiles of the latents to quantiles of the depth map."""
+    return bool(getattr(pipeline.vae, "is_monotone", False))
+
+
 def _require(condition: bool, name: str, expected: str, got: object) -> None:
     if not condition:
         raise ValueError(f"{name} must be {expected}; got {got!r}")
@@ -154,17 +173,22 @@ def _check_mode(
     pipeline: MarigoldUQDepthPipeline, mode: str | None, members: int, epistemic: bool, has_callback: bool
 ) -> None:
     family = pipeline.scheduler.family
-    _require(mode is None or mode in MODES, "uncertainty", "'ensemble', 'trajectory' or None", mode)
+    _require(mode is None or mode in MODES, "uncertainty", "'ensemble', 'trajectory', 'marginal' or None", mode)
     if mode is not None and members < 2:
         raise ValueError(f"uncertainty={mode!r} needs at least 2 members; got ensemble_size={members}")
-    if mode == "trajectory" and not family.has_spread:
+    if mode in LAW_MODES and not family.has_spread:
         raise ValueError(
-            f"uncertainty='trajectory' draws from the head's law, but one call of family {family.name!r} tells no "
+            f"uncertainty={mode!r} reads the head's law, but one call of family {family.name!r} tells no "
             "spread; use uncertainty='ensemble', or a model of another family"
         )
-    if has_callback and mode == "trajectory":
-        raise ValueError("callback_on_step_end follows the steps of chains, and uncertainty='trajectory' takes none")
-    if epistemic and mode == "trajectory":
+    if mode == "marginal" and not is_monotone(pipeline):
+        raise ValueError(
+            f"uncertainty='marginal' needs a decoder that maps quantiles to quantiles, but the vae is a "
+            f"{type(pipeline.vae).__name__}: use uncertainty='trajectory'"
+        )
+    if has_callback and mode in LAW_MODES:
+        raise ValueError(f"callback_on_step_end follows the steps of chains, and uncertainty={mode!r} takes none")
+    if epistemic and mode in LAW_MODES:
         raise ValueError("output_epistemic is an average along chains; it goes with uncertainty='ensemble' or None")
     if epistemic and not family.has_spread:
         raise ValueError(f"output_epistemic reads the head's variance, and family {family.name!r} has none")
@@ -187,7 +211,7 @@ def _reduction(options: dict[str, Any] | None, mode: str | None) -> Reduction:
     unknown = set(options) - SOLVER_OPTIONS - {"reduction"}
     if unknown:
         raise ValueError(f"ensembling_kwargs has unknown keys {sorted(unknown)}; known: 'reduction'")
-    reduction = options.get("reduction", "mean" if mode == "trajectory" else "median")
+    reduction = options.get("reduction", "mean" if mode in LAW_MODES else "median")
     _require(reduction in ("median", "mean"), "ensembling_kwargs['reduction']", "'median' or 'mean'", reduction)
     return cast(Reduction, reduction)
 

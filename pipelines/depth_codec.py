@@ -23,11 +23,12 @@ def encode_images(vae: Any, images: list[Tensor], batch_size: int) -> list[Tenso
     return latents
 
 
-def decode_maps(vae: Any, latents: Tensor, batch_size: int) -> Tensor:
+def decode_maps(vae: Any, latents: Tensor, batch_size: int, guide: Tensor | None = None) -> Tensor:
     """Latents (E, C, h, w) -> maps (E, H, W) in [0, 1], in at least float32."""
     maps = []
+    guided = {} if guide is None else {"guide": guide[None].to(vae.dtype)}
     for part in latents.to(vae.dtype).split(batch_size):
-        decoded = vae.decode(_laid_out(vae, part / vae.config.scaling_factor), return_dict=False)[0]
+        decoded = vae.decode(_laid_out(vae, part / vae.config.scaling_factor), return_dict=False, **guided)[0]
         maps.append((decoded.mean(1).clip(-1.0, 1.0) + 1.0) / 2.0)
     return torch.cat(maps).float()
 
@@ -40,7 +41,7 @@ def _laid_out(vae: Any, pictures: Tensor) -> Tensor:
     return pictures.contiguous(memory_format=torch.channels_last) if isinstance(vae, AutoencoderTiny) else pictures
 
 
-def decode_spread(vae: Any, centre: Tensor, std: Tensor, batch_size: int) -> Tensor:
+def decode_spread(vae: Any, centre: Tensor, std: Tensor, batch_size: int, guide: Tensor | None = None) -> Tensor:
     """Standard deviation (H, W) of the decoded map where the latent is N(centre, diag(std^2)), both (C, h, w).
 
     From SPREAD_DRAWS independent draws, so the relative error is about 1 / sqrt(2 (SPREAD_DRAWS - 1)) per pixel. A
@@ -49,4 +50,4 @@ def decode_spread(vae: Any, centre: Tensor, std: Tensor, batch_size: int) -> Ten
     """
     generator = torch.Generator().manual_seed(member_seed(0))
     draws = centre + std * randn((), (SPREAD_DRAWS, *std.shape), like=std, generator=generator)
-    return decode_maps(vae, draws, batch_size).std(0)
+    return decode_maps(vae, draws, batch_size, guide).std(0)

@@ -65,6 +65,21 @@ def draw_first_law(
     return [ChainResult(draws[:, b], law.mean[b]) for b in range(len(x_T))]
 
 
+def first_law_quantiles(
+    denoiser: Denoiser, scheduler: DistributionalDDIMScheduler, x_T: Tensor, *, num_levels: int
+) -> list[ChainResult]:
+    """The mean and quantiles of the head's law of x_0 given x_T at the first used timestep.
+
+    The levels lie in the middle of `num_levels` equal parts of (0, 1).
+    """
+    t = scheduler.timesteps[0]
+    law = predict_noise(denoiser, scheduler, scheduler.scale_model_input(x_T, t), t)
+    law = scheduler.original_distribution(law, t, x_T).scaled(scheduler.config.tau)
+    levels = (torch.arange(num_levels, device=x_T.device) + 0.5) / num_levels
+    maps = torch.cat([law.mean[None], law.quantile(levels)])  # (1 + K, B, C, h, w)
+    return [ChainResult(maps[:, b]) for b in range(len(x_T))]
+
+
 def chain_generators(generator: Generators, num_images: int, num_chains: int) -> list[torch.Generator]:
     """A stream per chain; a single generator of a single chain is used as it is, as diffusers would."""
     if generator is not None and not isinstance(generator, torch.Generator):

@@ -80,6 +80,13 @@ def member_statistics(ensemble: EnsembledDepth, epistemic: Tensor | None, latent
     )
 
 
+def quantile_members(maps: Tensor) -> EnsembledDepth:
+    """The map of a law's mean and those of its quantiles, (1 + E, H, W): they belong together, nothing is aligned."""
+    members = maps[1:]
+    ones = torch.ones(len(members), dtype=maps.dtype, device=maps.device)
+    return EnsembledDepth(maps[0], members.std(0), members, ones, torch.zeros_like(ones))
+
+
 def _interval(
     prediction: Tensor, std: Tensor, members: Tensor, coverage: float, calibration: Calibration
 ) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ python scripts/calibrate_depth.py --model runs/embedded/low_rank/model --scenes 
 
 The first half of the scenes chooses kappa, which stretches the members around their mean, by the fair CRPS; the second
 half, with kappa frozen, the half width of the conformal interval in standard deviations. The unit of the guarantee is
-the scene. Both uncertainty modes are calibrated, for the number of steps and members given here.
+the scene. All uncertainty modes that the model has are calibrated, for the number of steps and members given here.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from marigold_uq.evaluation.options import AlignmentOptions, PipelineOptions
 from marigold_uq.evaluation.prediction import Members
 from marigold_uq.evaluation.predictors import PipelinePredictor
 from marigold_uq.evaluation.protocol import DepthProtocol
+from marigold_uq.pipelines.depth_call import LAW_MODES, MODES, is_monotone
 
 PIXELS = 1500
 """Pixels of each scene that take part; neighbours say the same."""
@@ -86,13 +87,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--members", type=int, default=10)
     parser.add_argument("--coverage", type=float, default=0.9)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
     args = parser.parse_args(arguments)
     if args.output.exists():
         parser.error(f"{args.output} exists; choose another folder or remove it")
     scenes = RenderedScenes(args.scenes)
     note = f"{len(scenes)} procedural scenes ({scenes.name_of(0)} and so on), half for kappa, half for the interval"
     found = {}
-    for mode in ("ensemble", "trajectory"):
+    for mode in args.modes:
         options = PipelineOptions(
             args.model, mode, args.members, steps=args.steps, batch_size=args.members, seed=args.seed
         )
@@ -101,8 +103,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             parser.error(f"{args.model} is calibrated already; give the model as training left it")
         if predictor.space != "depth" or predictor.metric:
             parser.error(f"{args.model} predicts {predictor.space}; expected affine-invariant depth")
-        if mode == "trajectory" and not predictor.pipeline.scheduler.family.has_spread:
-            continue  # a point model has no law to draw from
+        pipeline = predictor.pipeline
+        if mode in LAW_MODES and not pipeline.scheduler.family.has_spread:
+            continue  # a point model has no law to read
+        if mode == "marginal" and not is_monotone(pipeline):
+            continue
         found[mode] = calibration_of(aligned_members(predictor, scenes), args.coverage, args.steps, note)
         print(mode, found[mode])
     for mode, calibration in found.items():

@@ -22,6 +22,7 @@ from marigold_uq.data.depth import DepthDataset, build_dataset
 from marigold_uq.evaluation.options import AlignmentOptions, DataOptions, PipelineOptions
 from marigold_uq.evaluation.predictors import PipelinePredictor
 from marigold_uq.evaluation.protocol import DepthProtocol
+from marigold_uq.pipelines.depth_call import MODES
 
 HEADINGS = ("picture", "true depth", "prediction", "standard deviation", "absolute error")
 WIDTH = 200  # pixels of a tile
@@ -88,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--name", default=DataOptions().name, help="data set reader (%(default)s)")
     parser.add_argument("--root", required=True, help="folder of the data set")
     parser.add_argument("--model", default="embedded")
-    parser.add_argument("--mode", default="trajectory", choices=("ensemble", "trajectory"))
+    parser.add_argument("--mode", default=None, choices=MODES)
     parser.add_argument("--members", type=int, default=10)
     parser.add_argument("--rows", type=int, default=None, help="so many pictures; default: one of every source")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")

@@ -19,13 +19,13 @@ from tqdm.auto import tqdm
 from marigold_uq.commands.model import Dtype, load_pipeline, process_state
 from marigold_uq.export import FORMATS, DepthRecord, export, make_folder, output_paths
 from marigold_uq.images import list_images, load_images, to_uint8
-from marigold_uq.pipelines.depth_call import DepthCall, resolve_call
+from marigold_uq.pipelines.depth_call import DepthCall, quickest_mode, resolve_call
 
 if TYPE_CHECKING:
     from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
     from marigold_uq.pipelines.depth_output import MarigoldUQDepthOutput
 
-Mode = Literal["trajectory", "ensemble", "none"]
+Mode = Literal["marginal", "trajectory", "ensemble", "none"]
 FormatName = Literal["png16", "tiff", "npz", "color", "uncertainty", "sheet", "ply"]
 Failure = tuple[Path, str]
 """What could not be processed, and why."""
@@ -44,8 +44,8 @@ class DepthOptions:
         device: "auto", "cpu", "cuda", "cuda:1", "mps".
         dtype: float32, float16 or bfloat16; half precision is for GPUs.
         variant: Weight files of a Hub checkpoint, for instance fp16.
-        uncertainty: "trajectory" is quick, "ensemble" runs a whole chain per member, "none" gives depth alone. Default:
-            trajectory where the model has a law, else none.
+        uncertainty: "marginal" (models with an image encoder) and "trajectory" are quick, "ensemble" runs a whole chain
+            per member, "none" gives depth alone. Default: the first of these that the model has.
         steps: Denoising steps; default: the model's.
         members: Members that make the uncertainty.
         coverage: Also the central interval that is to hold this share of the truth, for instance 0.9.
@@ -146,7 +146,7 @@ def choose_mode(options: DepthOptions, pipeline: MarigoldUQDepthPipeline) -> str
     if options.epistemic:
         return "ensemble"
     if pipeline.scheduler.family.has_spread:
-        return "trajectory"
+        return quickest_mode(pipeline)
     return None if options.coverage is None else "ensemble"
 
 

@@ -15,6 +15,7 @@ from marigold_uq.colors import color_depth, color_uncertainty, saturation
 from marigold_uq.commands.depth import Failure, Plan, make_record, predict, share_of_process, unique_stems
 from marigold_uq.export import DepthRecord, export
 from marigold_uq.images import load_images
+from marigold_uq.pipelines.depth_call import LAW_MODES
 from marigold_uq.pipelines.depth_members import chain_generators
 from marigold_uq.randomness import randn
 from marigold_uq.video import Frames, carry_latents, read_frames, write_video
@@ -59,7 +60,7 @@ def predict_frames(
         if previous is not None and image.shape == size:
             latents = carry_latents(previous, common_noise(previous, plan.options.seed))
         output, size = predict(image, plan, pipeline, output_latent=True, latents=latents), image.shape
-        if plan.call.mode != "trajectory":  # there the start says nothing of the result
+        if plan.call.mode not in LAW_MODES:  # there the start says nothing of the result
             assert isinstance(output.latent, Tensor)
             previous = output.latent
         record = make_record(image, output, plan, pipeline)

@@ -39,8 +39,8 @@ class PipelineOptions:
 
     Args:
         model: "embedded", a folder, or a Hub name.
-        mode: "ensemble" runs a chain per member, "trajectory" draws members from the first step's law, "none" gives one
-            depth map. Default: trajectory where the model has a law, else none.
+        mode: "ensemble" runs a chain per member, "trajectory" draws members from the first step's law, "marginal" takes
+            its quantiles, "none" gives one depth map. Default: the quickest that the model has.
         members: Members that make the uncertainty.
         steps: Denoising steps; default: the model's.
         resolution: Longer edge for the network, 0 for the image's own; default: the model's.
@@ -52,7 +52,7 @@ class PipelineOptions:
     """
 
     model: str = "embedded"
-    mode: Literal["ensemble", "trajectory", "none"] | None = None
+    mode: Literal["ensemble", "trajectory", "marginal", "none"] | None = None
     members: int = 10
     steps: int | None = None
     resolution: int | None = None

@@ -17,7 +17,7 @@ from marigold_uq.commands.model import load_pipeline
 from marigold_uq.data.depth import DepthSample
 from marigold_uq.evaluation.options import DepthEvaluation, FileOptions, PipelineOptions, Space
 from marigold_uq.evaluation.prediction import Members, Prediction, PredictionError, prediction_from_arrays
-from marigold_uq.pipelines.depth_call import stored_calibrations
+from marigold_uq.pipelines.depth_call import quickest_mode, stored_calibrations
 from marigold_uq.randomness import member_seed
 
 
@@ -80,7 +80,7 @@ class PipelinePredictor(Predictor):
 
     def _mode(self) -> str | None:
         if self.options.mode is None:
-            return "trajectory" if self.pipeline.scheduler.family.has_spread else None
+            return quickest_mode(self.pipeline)
         return None if self.options.mode == "none" else self.options.mode
 
     def _calibrated_coverage(self) -> float | None:

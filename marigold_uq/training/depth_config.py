@@ -83,7 +83,7 @@ class ValidationConfig:
     Args:
         data: The data set; None turns validation off.
         num_samples: How many of its first samples.
-        mode: "ensemble", "trajectory", or None for depth alone.
+        mode: "ensemble", "trajectory", "marginal", or None for depth alone.
         num_members: Members.
         num_steps: Denoising steps.
         num_pictures: Sheets to draw.
@@ -91,7 +91,7 @@ class ValidationConfig:
 
     data: DataPart | None = None
     num_samples: int = 16
-    mode: Literal["ensemble", "trajectory"] | None = None
+    mode: Literal["ensemble", "trajectory", "marginal"] | None = None
     num_members: int = 8
     num_steps: int = 4
     num_pictures: int = 4

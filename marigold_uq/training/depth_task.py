@@ -75,6 +75,11 @@ class DepthTask:
     ) -> None:
         if not (pipeline.config.scale_invariant and pipeline.config.shift_invariant):
             raise ValueError("training normalises each depth map by itself, but the pipeline promises absolute depth")
+        if pipeline.image_encoder is not None:
+            raise ValueError(
+                "this pipeline sees its pictures through an image encoder: train it with "
+                "marigold_uq.training.condition_run (scripts/studies/embedded/train.py)"
+            )
         self.pipeline, self.dataset, self.objective, self.validation = pipeline, dataset, objective, validation
         self.device = torch.device(device)
         pipeline.encode_prompt()  # stored from now on: text encoder and tokenizer are not needed any more
