@@ -19,6 +19,7 @@ render calibration 200 validation 1
 render test 300 test 0
 python $study/cache_features.py --encoder $runs/encoder --scenes $runs/scenes/train --output $runs/features/train --variants 2
 python $study/train.py --config configs/depth/conditioned_gaussian.yaml
+python $study/train.py --config configs/depth/conditioned_more.yaml
 python $study/train.py --config configs/depth/conditioned_finetune.yaml
 [ -d $runs/calibrated ] || python scripts/calibrate_depth.py --model $runs/finetune/model --scenes $runs/scenes/calibration \
     --output $runs/calibrated
