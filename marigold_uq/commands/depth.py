@@ -20,14 +20,14 @@ from marigold_uq.commands.runner import Invocation
 from marigold_uq.depth.export import FORMATS, DepthRecord, export, output_paths
 from marigold_uq.depth.model import Dtype, load_pipeline, process_state
 from marigold_uq.files import make_folder
-from marigold_uq.pipelines.depth.call import DepthCall
+from marigold_uq.pipelines.depth.call import DepthCall, quickest_mode
 from marigold_uq.pipelines.depth.images import list_images, load_images, to_uint8
 
 if TYPE_CHECKING:
     from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
     from marigold_uq.pipelines.depth.output import MarigoldUQDepthOutput
 
-Mode = Literal["trajectory", "ensemble", "none"]
+Mode = Literal["marginal", "trajectory", "ensemble", "none"]
 FormatName = Literal["png16", "tiff", "npz", "color", "uncertainty", "sheet", "ply"]
 Failure = tuple[Path, str]
 """What could not be processed, and why."""
@@ -46,8 +46,8 @@ class DepthOptions:
         device: "auto", "cpu", "cuda", "cuda:1", "mps".
         dtype: float32, float16 or bfloat16; half precision is for GPUs.
         variant: Weight files of a Hub checkpoint, for instance fp16.
-        uncertainty: "trajectory" is quick, "ensemble" runs a whole chain per member, "none" gives depth alone. Default:
-            trajectory where the model has a variance head, else none.
+        uncertainty: "marginal" (models with an image encoder) and "trajectory" are quick, "ensemble" runs a whole chain
+            per member, "none" gives depth alone. Default: the first of the quick ones that the model has, else none.
         num_inference_steps: Denoising steps; default: the model's.
         ensemble_size: Members that make the uncertainty.
         coverage: Also write the central interval with this coverage, for instance 0.9.
@@ -156,9 +156,7 @@ def choose_mode(options: DepthOptions, pipeline: MarigoldUQDepthPipeline) -> str
         return None if options.uncertainty == "none" else options.uncertainty
     if options.output_epistemic:
         return "ensemble"
-    if pipeline.scheduler.family.has_spread:
-        return "trajectory"
-    return None if options.coverage is None else "ensemble"
+    return quickest_mode(pipeline) or (None if options.coverage is None else "ensemble")
 
 
 def check_output(folder: Path) -> None:

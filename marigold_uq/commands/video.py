@@ -15,6 +15,7 @@ from marigold_uq.commands.depth import Failure, Plan, make_record, predict, shar
 from marigold_uq.depth.colors import color_depth, color_uncertainty, saturation
 from marigold_uq.depth.export import DepthRecord, export
 from marigold_uq.depth.video import Frames, carry_latents, read_frames, write_video
+from marigold_uq.pipelines.depth.call import ONE_STEP_MODES
 from marigold_uq.pipelines.depth.images import load_images
 from marigold_uq.pipelines.depth.latents import chain_generators
 from marigold_uq.randomness import randn
@@ -59,7 +60,7 @@ def predict_frames(
         if previous is not None and image.shape == size:
             latents = carry_latents(previous, common_noise(previous, plan.options.seed))
         output, size = predict(image, plan, pipeline, latents), image.shape
-        if plan.call.mode != "trajectory":  # there the start says nothing of the result
+        if plan.call.mode not in ONE_STEP_MODES:  # there the start says nothing of the result
             assert isinstance(output.latent, Tensor)
             previous = output.latent
         record = make_record(image, output, plan, pipeline)

@@ -25,11 +25,12 @@ from marigold_uq.depth.evaluation.protocol import DepthProtocol
 from marigold_uq.depth.model import Dtype, load_pipeline
 from marigold_uq.files import atomic_folder, make_folder
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
+from marigold_uq.pipelines.depth.call import available_modes
 from marigold_uq.pipelines.depth.starting_point import embedded_path
 
 __all__ = ["DepthCalibration", "calibrate_depth", "run_calibration"]
 
-Mode = Literal["ensemble", "trajectory"]
+Mode = Literal["ensemble", "trajectory", "marginal"]
 REPORTED = (0.5, 0.8, 0.9, 0.95)
 
 
@@ -45,7 +46,7 @@ class DepthCalibration:
         model: "embedded", a folder, or a Hub name. Earlier calibrations of the same modes are replaced.
         output: Folder for the calibrated copy; it must not exist.
         data: The images and their true depth.
-        modes: Ways to uncertainty to calibrate; trajectory is left out where the model has no variance head.
+        modes: Ways to uncertainty to calibrate; those that the model does not have are left out.
         ensemble_size: Members per image; the calibration holds for this number.
         num_inference_steps: Denoising steps, for which it holds; default: the model's.
         processing_resolution: Longer edge for the network, 0 for the image's own; default: the model's.
@@ -61,7 +62,7 @@ class DepthCalibration:
     model: str
     output: Path
     data: DataOptions = field(default_factory=DataOptions)
-    modes: list[Mode] = field(default_factory=lambda: ["ensemble", "trajectory"])
+    modes: list[Mode] = field(default_factory=lambda: ["ensemble", "trajectory", "marginal"])
     ensemble_size: int = 10
     num_inference_steps: int | None = None
     processing_resolution: int | None = None
@@ -75,7 +76,7 @@ class DepthCalibration:
 
     def __post_init__(self) -> None:
         if not self.modes:
-            raise ValueError("modes must name at least one of ensemble and trajectory; got none")
+            raise ValueError("modes must name at least one of ensemble, trajectory and marginal; got none")
         if self.ensemble_size < 3:
             raise ValueError(f"ensemble_size must be at least 3 to choose kappa; got {self.ensemble_size}")
         if self.num_pixels < 1:
@@ -113,9 +114,12 @@ def calibrate_depth(options: DepthCalibration, *, dataset: Any = None) -> dict[s
     data = check_dataset(open_dataset(options.data) if dataset is None else dataset)
     halves = _halves(data, options)
     pipeline = load_pipeline(options.model, device=options.device, dtype=options.dtype)
-    modes = [one for one in options.modes if one != "trajectory" or pipeline.scheduler.family.has_spread]
+    modes = [one for one in options.modes if one in available_modes(pipeline)]
     if not modes:
-        raise ValueError("uncertainty='trajectory' needs a variance head, which this model has not; choose ensemble")
+        raise ValueError(
+            f"{' or '.join(options.modes)} needs a variance head (marginal also DepthCells), which this model has "
+            f"not; choose among {', '.join(available_modes(pipeline))}"
+        )
     kept = [one.to_dict() for one in pipeline.calibrations if one.uncertainty not in modes]
     pipeline.register_to_config(calibration=kept or None)
     chosen: dict[str, Calibration] = {}

@@ -83,7 +83,7 @@ class ValidationConfig:
     Args:
         data: The data set; None turns validation off.
         num_samples: How many of its first samples.
-        uncertainty: "ensemble", "trajectory", or None for depth alone.
+        uncertainty: "ensemble", "trajectory", "marginal", or None for depth alone.
         ensemble_size: Members.
         num_inference_steps: Denoising steps.
         num_pictures: Sheets to draw.
@@ -91,7 +91,7 @@ class ValidationConfig:
 
     data: DataPart | None = None
     num_samples: int = 16
-    uncertainty: Literal["ensemble", "trajectory"] | None = None
+    uncertainty: Literal["ensemble", "trajectory", "marginal"] | None = None
     ensemble_size: int = 8
     num_inference_steps: int = 4
     num_pictures: int = 4

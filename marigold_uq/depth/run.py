@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from accelerate import Accelerator
@@ -13,7 +13,7 @@ from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 
 from marigold_uq.commands.runner import Invocation
 from marigold_uq.component_config import store_in_config
-from marigold_uq.depth.config import DataPart, DepthTrainConfig, StartConfig
+from marigold_uq.depth.config import DataPart, DepthTrainConfig, StartConfig, ValidationConfig
 from marigold_uq.depth.data import AugmentedDataset, LatentShards, MixtureDataset, build_dataset
 from marigold_uq.depth.task import DepthTask
 from marigold_uq.depth.validation import DepthValidation
@@ -50,7 +50,7 @@ def train_depth(config: DepthTrainConfig, config_text: str = "") -> TrainingResu
         trainable=config.trainable,
         lora_rank=config.lora_rank,
         seed=config.training.seed,
-        validation=_make_validation(config, accelerator),
+        validation=make_validation(config.validation, accelerator),
         device=accelerator.device,
     )
     is_main = accelerator.is_main_process
@@ -80,18 +80,31 @@ def start_pipeline(start: StartConfig, *, seed: int = 0) -> MarigoldUQDepthPipel
         )
     elif start.kind == "pipeline":
         pipeline = MarigoldUQDepthPipeline.from_pretrained(start.name, **source)
-        _forget_calibration(pipeline)
+        forget_calibration(pipeline)
     else:
         pipeline = new_pipeline(start, seed)
     wanted = {name: getattr(start, name) for name in DEFAULTS}
     pipeline.register_to_config(**{name: value for name, value in wanted.items() if value is not None})
-    _give_family(pipeline, start, seed)
+    give_family(pipeline, start, start.name, seed)
     if start.eta is not None:
         store_in_config(pipeline.scheduler, eta=start.eta)
     return pipeline
 
 
-def _give_family(pipeline: MarigoldUQDepthPipeline, start: StartConfig, seed: int) -> None:
+class Head(Protocol):
+    """The fields of a start that say which distribution is learnt."""
+
+    @property
+    def noise_family(self) -> str: ...
+    @property
+    def num_components(self) -> int: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def initial_scale(self) -> float: ...
+
+
+def give_family(pipeline: MarigoldUQDepthPipeline, start: Head, source: object, seed: int) -> None:
     """Add a head to a point pipeline; a pipeline that has one already must have the one asked for."""
     asked = {name: getattr(start, name) for name in ("noise_family", "num_components", "rank")}
     has = {name: pipeline.scheduler.config[name] for name in asked}
@@ -99,12 +112,12 @@ def _give_family(pipeline: MarigoldUQDepthPipeline, start: StartConfig, seed: in
         pipeline.with_family(**asked, initial_scale=start.initial_scale, seed=seed)
     elif has != asked:
         raise ValueError(
-            f"{start.name} has the head {has} already, but start asks for {asked}: give its own noise_family, "
+            f"{source} has the head {has} already, but start asks for {asked}: give its own noise_family, "
             "num_components and rank, or start from a point model"
         )
 
 
-def _forget_calibration(pipeline: MarigoldUQDepthPipeline) -> None:
+def forget_calibration(pipeline: MarigoldUQDepthPipeline) -> None:
     """Tau, kappa and intervals belong to weights that are about to change."""
     pipeline.register_to_config(calibration=None)
     store_in_config(pipeline.scheduler, tau=1.0)
@@ -154,8 +167,6 @@ def _open_part(part: DataPart) -> Any:
     return build_dataset(part.name, part.root, part.filenames, **part.options)
 
 
-def _make_validation(config: DepthTrainConfig, accelerator: Accelerator) -> DepthValidation | None:
+def make_validation(config: ValidationConfig, accelerator: Accelerator) -> DepthValidation | None:
     """Scores and sheets of held-out pictures, shared out over the processes."""
-    if config.validation.data is None:
-        return None
-    return DepthValidation(_open_part(config.validation.data), config.validation, accelerator)
+    return None if config.data is None else DepthValidation(_open_part(config.data), config, accelerator)

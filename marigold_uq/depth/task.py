@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -23,33 +24,13 @@ Batch = list[tuple[list[int], dict[str, Any]]]
 """Samples of one size together: their places in the micro batch, and what torch's default collate makes of them."""
 
 
-class DepthTask(TrainingTask):
-    """The U-Net of a depth pipeline on image and depth pairs."""
+class PictureTask(TrainingTask):
+    """What tasks on pictures of mixed sizes share: subclasses say the loss of samples of one size."""
 
-    def __init__(
-        self,
-        pipeline: MarigoldUQDepthPipeline,
-        dataset: Ordered,
-        objective: ObjectiveConfig,
-        *,
-        trainable: Literal["full", "head", "lora"] = "full",
-        lora_rank: int = 16,
-        seed: int = 0,
-        validation: Validation | None = None,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        if not (pipeline.config.scale_invariant and pipeline.config.shift_invariant):
-            raise ValueError("training normalises each depth map by itself, but the pipeline promises absolute depth")
-        self.pipeline, self.dataset, self.validation = pipeline, dataset, validation
-        self.device = torch.device(device)
-        pipeline.encode_prompt()  # stored from now on: text encoder and tokenizer are not needed any more
-        pipeline.register_modules(text_encoder=None, tokenizer=None)
-        pipeline.to(self.device)
-        pipeline.vae.requires_grad_(False).eval()
-        self.network: nn.Module = pipeline.unet
-        choose_trainable(pipeline, trainable, lora_rank=lora_rank, seed=seed)
-        self.objective = Objective(objective, pipeline.scheduler)
-        self.objective.scale.to(self.device)
+    pipeline: MarigoldUQDepthPipeline
+    validation: Validation | None
+    device: torch.device
+    objective: Objective
 
     def states(self) -> list[Stateful]:
         """The running bandwidth."""
@@ -75,6 +56,60 @@ class DepthTask(TrainingTask):
         self.objective.note(torch.cat([residuals for _, residuals in parts])[order])
         return torch.cat([losses for losses, _ in parts])[order]
 
+    @abstractmethod
+    def _part(
+        self, network: nn.Module, batch: dict[str, Any], generators: list[torch.Generator]
+    ) -> tuple[Tensor, Tensor]:
+        """Losses (B,) of samples of one size and their residual rows (B, 3)."""
+
+    def after_step(self, step: int) -> None:
+        """Update the running residual scale."""
+        self.objective.update()
+
+    def validate(self, network: nn.Module, step: int, pictures: Path) -> dict[str, float]:
+        """Whatever the validation given at construction measures."""
+        if self.validation is None:
+            return {}
+        was_training = network.training
+        network.eval()
+        scores = self.validation(self.pipeline, step, pictures)
+        network.train(was_training)
+        return scores
+
+
+class DepthTask(PictureTask):
+    """The U-Net of a depth pipeline on image and depth pairs."""
+
+    def __init__(
+        self,
+        pipeline: MarigoldUQDepthPipeline,
+        dataset: Ordered,
+        objective: ObjectiveConfig,
+        *,
+        trainable: Literal["full", "head", "lora"] = "full",
+        lora_rank: int = 16,
+        seed: int = 0,
+        validation: Validation | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if not (pipeline.config.scale_invariant and pipeline.config.shift_invariant):
+            raise ValueError("training normalises each depth map by itself, but the pipeline promises absolute depth")
+        if pipeline.image_encoder is not None:
+            raise ValueError(
+                "this pipeline sees its pictures through an image encoder: train it with "
+                "python -m scripts.studies.embedded.train"
+            )
+        self.pipeline, self.dataset, self.validation = pipeline, dataset, validation
+        self.device = torch.device(device)
+        pipeline.encode_prompt()  # stored from now on: text encoder and tokenizer are not needed any more
+        pipeline.register_modules(text_encoder=None, tokenizer=None)
+        pipeline.to(self.device)
+        pipeline.vae.requires_grad_(False).eval()
+        self.network: nn.Module = pipeline.unet
+        choose_trainable(pipeline, trainable, lora_rank=lora_rank, seed=seed)
+        self.objective = Objective(objective, pipeline.scheduler)
+        self.objective.scale.to(self.device)
+
     def _part(
         self, network: nn.Module, batch: dict[str, Any], generators: list[torch.Generator]
     ) -> tuple[Tensor, Tensor]:
@@ -98,20 +133,6 @@ class DepthTask(TrainingTask):
             for pixels in network_pixels(batch["image"], depth, valid)
         )
         return image_latent, depth_latent, latent_mask(valid, factor).to(self.device)
-
-    def after_step(self, step: int) -> None:
-        """Update the running residual scale."""
-        self.objective.update()
-
-    def validate(self, network: nn.Module, step: int, pictures: Path) -> dict[str, float]:
-        """Whatever the validation given at construction measures."""
-        if self.validation is None:
-            return {}
-        was_training = network.training
-        network.eval()
-        scores = self.validation(self.pipeline, step, pictures)
-        network.train(was_training)
-        return scores
 
     def save(self, network: nn.Module, folder: Path) -> None:
         """A pipeline folder that `from_pretrained` loads; adapters are folded into the weights."""

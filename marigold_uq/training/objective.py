@@ -16,7 +16,7 @@ from marigold_uq.schedulers.scheduling_distributional_ddim import Distributional
 from marigold_uq.scores import SCORES, RunningResidualScale, sample_scores
 from marigold_uq.training.noise import training_noise, training_timesteps
 
-__all__ = ["Objective", "ObjectiveConfig"]
+__all__ = ["Objective", "ObjectiveConfig", "Prediction", "residual_rows"]
 
 _NEEDS_DIRECTIONS = ("projected", "energy")
 
@@ -50,6 +50,16 @@ class ObjectiveConfig:
             raise ValueError(f"num_draws must be at least 2, because a fair score compares draws; got {self.num_draws}")
         if not self.noise_strength >= 0:
             raise ValueError(f"noise_strength must be at least 0; got {self.noise_strength}")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The predicted distribution of the model output, and what it should have been."""
+
+    law: NoiseDistribution
+    target: Tensor  # (B, C, ...)
+    x_t: Tensor  # (B, C, ...)
+    timesteps: Tensor  # (B,)
 
 
 class Objective:
@@ -88,15 +98,15 @@ class Objective:
             generators: One per sample; everything random comes from them.
             mask: True where a coordinate counts, broadcast against x_0.
         """
-        law, target, timesteps = self._predict(denoiser, x_0, generators)
-        return self._scores(law, target, timesteps, generators, mask), _residual_rows(law, target, timesteps, mask)
+        prediction = self.predict(denoiser, x_0, generators)
+        return self.scores(prediction, generators, mask), residual_rows(prediction, mask)
 
     def held_out(self, denoiser: Denoiser, x_0: Tensor, generators: list[torch.Generator]) -> Tensor:
         """(B,), comparable between steps: the score, or the marginal CRPS where the score's bandwidth moves."""
-        law, target, timesteps = self._predict(denoiser, x_0, generators)
+        prediction = self.predict(denoiser, x_0, generators)
         if self._adaptive:
-            return sample_scores(law, target, "crps")
-        return self._scores(law, target, timesteps, generators, None)
+            return sample_scores(prediction.law, prediction.target, "crps")
+        return self.scores(prediction, generators)
 
     def note(self, residual_rows: Tensor) -> None:
         """Remember the residuals of a batch, in the batch's order, for the bandwidth of the next steps."""
@@ -110,31 +120,31 @@ class Objective:
             self._residuals.clear()
             self.scale.update_sums(timesteps.long(), square, count)
 
-    def _predict(
-        self, denoiser: Denoiser, x_0: Tensor, generators: list[torch.Generator]
-    ) -> tuple[NoiseDistribution, Tensor, Tensor]:
-        """The predicted distribution of the model output, what it should have been, and the timesteps."""
+    def predict(
+        self,
+        denoiser: Denoiser,
+        x_0: Tensor,
+        generators: list[torch.Generator],
+        *,
+        timesteps: Tensor | None = None,
+    ) -> Prediction:
+        """Draw timesteps, where none are given on the CPU, and noise, and ask the network."""
         config, scheduler = self.config, self.scheduler
         steps = scheduler.config.num_train_timesteps
-        timesteps = training_timesteps(steps, generators, uniform=config.uniform_timesteps)
+        if timesteps is None:
+            timesteps = training_timesteps(steps, generators, uniform=config.uniform_timesteps)
         noise = training_noise(x_0.shape[1:], timesteps, steps, config.noise_strength, generators).to(x_0)
         timesteps = timesteps.to(x_0.device)
         x_t = scheduler.add_noise(x_0, noise, timesteps)
         target = scheduler.training_target(x_0, noise, timesteps)
         law = predict_output(denoiser, scheduler, x_t, timesteps, num_draws=config.num_draws, generator=generators)
-        return law, target, timesteps
+        return Prediction(law, target, x_t, timesteps)
 
-    def _scores(
-        self,
-        law: NoiseDistribution,
-        target: Tensor,
-        timesteps: Tensor,
-        generators: list[torch.Generator],
-        mask: Tensor | None,
-    ) -> Tensor:
+    def scores(self, prediction: Prediction, generators: list[torch.Generator], mask: Tensor | None = None) -> Tensor:
         """(B,); random directions come from the generator of the first sample of each group."""
+        law, target = prediction.law, prediction.target
         if self._adaptive:
-            scale = self.scale(timesteps)
+            scale = self.scale(prediction.timesteps)
             return scale * sample_scores(law, target, self.score, mask=mask, bandwidth=scale, **self.options)
         if self.score not in _NEEDS_DIRECTIONS or law.noise_channels:  # an implicit family brings its draws
             return sample_scores(law, target, self.score, mask=mask, **self.options)
@@ -146,12 +156,13 @@ class Objective:
         return torch.cat(parts)
 
 
-def _residual_rows(law: NoiseDistribution, target: Tensor, timesteps: Tensor, mask: Tensor | None) -> Tensor:
+def residual_rows(prediction: Prediction, mask: Tensor | None) -> Tensor:
     """(B, 3): the timestep, the sum of squared residuals over coordinates that count, and their number."""
-    residual = (target - law.mean.detach()).flatten(1)
+    target = prediction.target
+    residual = (target - prediction.law.mean.detach()).flatten(1)
     keep = torch.ones_like(residual, dtype=torch.bool) if mask is None else mask.expand(target.shape).flatten(1)
     square = torch.where(keep, residual, 0.0).square().sum(1)
-    return torch.stack([timesteps.float(), square.float(), keep.sum(1).float()], 1)
+    return torch.stack([prediction.timesteps.float(), square.float(), keep.sum(1).float()], 1)
 
 
 def _rows(law: NoiseDistribution, rows: slice) -> NoiseDistribution:

@@ -17,10 +17,14 @@ from marigold_uq.sampling import StepCallback
 if TYPE_CHECKING:
     from marigold_uq.pipelines.depth.pipeline import MarigoldUQDepthPipeline
 
-__all__ = ["CALLBACK_INPUTS", "DepthCall"]
+__all__ = ["CALLBACK_INPUTS", "MODES", "ONE_STEP_MODES", "DepthCall", "available_modes", "quickest_mode"]
 
 logger = logging.get_logger(__name__)
 
+MODES = ("ensemble", "trajectory", "marginal")
+"""Ways to uncertainty."""
+ONE_STEP_MODES = ("trajectory", "marginal")
+"""Those that read the distribution of x_0 at the first timestep and take no steps."""
 CALLBACK_INPUTS = ("latents",)
 _DEFAULT_ENSEMBLE = 10
 _SOLVER_OPTIONS = {"regularizer_strength", "max_iter", "tol", "max_res"}
@@ -34,9 +38,9 @@ class DepthCall:
     Every wrong argument is a ValueError that says what was expected.
 
     Attributes:
-        mode: "ensemble", "trajectory", or None without uncertainty.
+        mode: One of `MODES`, or None without uncertainty.
         num_steps: Denoising steps.
-        num_members: Maps that are decoded per image.
+        num_members: Members per image.
         num_chains: Reverse chains (or starts) per image.
         resolution: Longer edge for the network, 0 for the image's own.
         levels: Those of `quantiles`.
@@ -81,7 +85,8 @@ class DepthCall:
         self._set("mode", mode)
         self._set("num_steps", _default(self, "num_inference_steps", config.default_denoising_steps))
         self._set("num_members", _default(self, "ensemble_size", _DEFAULT_ENSEMBLE if mode else 1))
-        self._set("num_chains", min(self.num_steps, self.num_members) if mode == "trajectory" else self.num_members)
+        chains = {"trajectory": min(self.num_steps, self.num_members), "marginal": 1}
+        self._set("num_chains", chains.get(mode or "", self.num_members))
         self._set("resolution", _default(self, "processing_resolution", config.default_processing_resolution))
         self._set("levels", tuple(float(q) for q in (() if self.quantiles is None else self.quantiles)))
         self._check_numbers(pipeline.vae_scale_factor)
@@ -127,22 +132,22 @@ class DepthCall:
 
     def _check_mode(self, pipeline: MarigoldUQDepthPipeline) -> None:
         mode, family = self.mode, pipeline.scheduler.family
-        _require(
-            mode is None or mode in pipeline.uncertainty_modes,
-            "uncertainty",
-            "'ensemble', 'trajectory' or None",
-            mode,
-        )
+        _require(mode is None or mode in MODES, "uncertainty", "'ensemble', 'trajectory', 'marginal' or None", mode)
         if mode is not None and self.num_members < 2:
             raise ValueError(f"uncertainty={mode!r} needs at least 2 members; got ensemble_size={self.num_members}")
-        if mode == "trajectory" and not family.has_spread:
+        if mode in ONE_STEP_MODES and not family.has_spread:
             raise ValueError(
-                f"uncertainty='trajectory' draws from the head's distribution, but one call of family {family.name!r} "
-                "tells no spread; use uncertainty='ensemble', or a model of another family"
+                f"uncertainty={mode!r} reads the head's distribution, but one call of family {family.name!r} tells no "
+                "spread; use uncertainty='ensemble', or a model of another family"
             )
-        if mode == "trajectory" and self.callback is not None:
-            raise ValueError("callback_on_step_end follows steps of chains, and uncertainty='trajectory' takes none")
-        if mode == "trajectory" and self.output_epistemic:
+        if mode == "marginal" and not _keeps_order(pipeline):
+            raise ValueError(
+                "uncertainty='marginal' needs a decoder that maps quantiles to quantiles, but the vae is a "
+                f"{type(pipeline.vae).__name__}; use uncertainty='trajectory'"
+            )
+        if mode in ONE_STEP_MODES and self.callback is not None:
+            raise ValueError(f"callback_on_step_end follows steps of chains, and uncertainty={mode!r} takes none")
+        if mode in ONE_STEP_MODES and self.output_epistemic:
             raise ValueError("output_epistemic is an average along chains; it goes with uncertainty='ensemble' or None")
         if self.output_epistemic and not family.has_spread:
             raise ValueError(f"output_epistemic reads the head's variance, and family {family.name!r} has none")
@@ -155,6 +160,11 @@ class DepthCall:
                 "are the smallest or largest member; ask for coverage=, or take more members"
             )
 
+    @property
+    def num_maps(self) -> int:
+        """Maps that are decoded per image: the members, and with "marginal" the prediction itself."""
+        return self.num_members + (self.mode == "marginal")
+
     def step_callback(self, pipeline: MarigoldUQDepthPipeline) -> StepCallback | None:
         """The user's callback as the reverse loop calls it; what it returns under "latents" replaces x_prev."""
         user = self.callback
@@ -166,6 +176,24 @@ class DepthCall:
             return returned.get("latents", x_prev) if returned else x_prev
 
         return after_step
+
+
+def available_modes(pipeline: MarigoldUQDepthPipeline) -> list[str]:
+    """The modes that the model has, the quickest first."""
+    if not pipeline.scheduler.family.has_spread:
+        return ["ensemble"]
+    return ["marginal", "trajectory", "ensemble"] if _keeps_order(pipeline) else ["trajectory", "ensemble"]
+
+
+def quickest_mode(pipeline: MarigoldUQDepthPipeline) -> str | None:
+    """The mode with the fewest calls and draws; None where one call of the network tells no spread."""
+    quickest = available_modes(pipeline)[0]
+    return quickest if quickest in ONE_STEP_MODES else None
+
+
+def _keeps_order(pipeline: MarigoldUQDepthPipeline) -> bool:
+    """Whether the decoder maps quantiles of the latents to quantiles of the depth map."""
+    return bool(getattr(pipeline.vae, "is_monotone", False))
 
 
 def _require(condition: bool, name: str, expected: str, got: object) -> None:
@@ -187,6 +215,6 @@ def _reduction(options: dict[str, Any] | None, mode: str | None) -> Reduction:
     unknown = set(options) - _SOLVER_OPTIONS - {"reduction"}
     if unknown:
         raise ValueError(f"ensembling_kwargs has unknown keys {sorted(unknown)}; known: 'reduction'")
-    reduction = options.get("reduction", "mean" if mode == "trajectory" else "median")
+    reduction = options.get("reduction", "mean" if mode in ONE_STEP_MODES else "median")
     _require(reduction in ("median", "mean"), "ensembling_kwargs['reduction']", "'median' or 'mean'", reduction)
     return cast(Reduction, reduction)

@@ -10,6 +10,7 @@ from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
 from torch import Tensor
 
 from marigold_uq.denoising import Denoiser
+from marigold_uq.models.condition_encoder import ConditionEncoder
 from marigold_uq.randomness import Generators, base_seed, member_seed, randn
 from marigold_uq.sampling import one_step_distribution
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
@@ -29,6 +30,28 @@ def encode_pixels(vae: Any, pixels: Tensor, batch_size: int | None = None) -> Te
     """The latents that the U-Net sees, (B, C, h, w): `posterior_mode` times the scaling factor."""
     parts = pixels.to(vae.dtype).split(batch_size or len(pixels))
     return torch.cat([posterior_mode(vae, part) for part in parts]) * vae.config.scaling_factor
+
+
+@dataclass(frozen=True)
+class PictureCondition:
+    """What is known of one picture before the first step."""
+
+    channels: Tensor  # (C, h, w), for the U-Net
+    guide: Tensor | None = None  # (G, h', w'), what the image encoder tells the decoder
+
+
+def encode_conditions(
+    vae: Any, image_encoder: ConditionEncoder | None, pixels: Tensor, batch_size: int
+) -> list[PictureCondition]:
+    """What U-Net and decoder know of each of the pictures (B, 3, H, W), from the image encoder where there is one."""
+    if image_encoder is None:
+        return [PictureCondition(latent) for latent in encode_pixels(vae, pixels, batch_size)]
+    batches = [image_encoder(part) for part in pixels.to(image_encoder.dtype).split(batch_size)]
+    return [
+        PictureCondition(channels, guide)
+        for batch in batches
+        for channels, guide in zip(batch.channels, batch.guide, strict=True)
+    ]
 
 
 # -------------------------------------------------------------------------------------------------- starts and seeds
@@ -84,6 +107,7 @@ class MemberLatents:
 
     latents: Tensor  # (E, C, h, w)
     epistemic: Tensor | None  # (C, h, w), a standard deviation
+    guide: Tensor | None  # (G, h', w'), what the image encoder tells the decoder
 
 
 def draw_first_distribution(
@@ -104,7 +128,20 @@ def draw_first_distribution(
     return [ChainResult(draws[:, b], distribution.mean[b]) for b in range(len(x_T))]
 
 
-def merge_chains(chains: list[ChainResult], num_members: int) -> MemberLatents:
+def first_distribution_quantiles(
+    denoiser: Denoiser, scheduler: DistributionalDDIMScheduler, x_T: Tensor, *, num_levels: int
+) -> list[ChainResult]:
+    """Mean and quantiles (1 + num_levels, C, h, w) of the distribution that `draw_first_distribution` draws from.
+
+    The levels lie in the middle of `num_levels` equal parts of (0, 1).
+    """
+    distribution = one_step_distribution(denoiser, scheduler, x_T)
+    levels = (torch.arange(num_levels) + 0.5) / num_levels
+    maps = torch.cat([distribution.mean[None], distribution.quantile(levels)])  # (1 + K, B, C, h, w)
+    return [ChainResult(maps[:, b]) for b in range(len(x_T))]
+
+
+def merge_chains(chains: list[ChainResult], num_members: int, guide: Tensor | None = None) -> MemberLatents:
     """Members in the order first draw of every chain, second draw of every chain, ...; surplus draws are dropped.
 
     Draws around known means are moved together by one latent, so that their mean is the mean of those means. The spread
@@ -116,22 +153,23 @@ def merge_chains(chains: list[ChainResult], num_members: int) -> MemberLatents:
         centres = torch.stack(means).repeat(chains[0].latents.shape[0], 1, 1, 1)[:num_members]
         draws = draws - (draws - centres).mean(0)
     spreads = [chain.epistemic for chain in chains if chain.epistemic is not None]
-    return MemberLatents(draws, torch.stack(spreads).square().mean(0).sqrt() if spreads else None)
+    return MemberLatents(draws, torch.stack(spreads).square().mean(0).sqrt() if spreads else None, guide)
 
 
 # ------------------------------------------------------------------------------------------------------------ decode
 
 
-def decode_maps(vae: Any, latents: Tensor, batch_size: int) -> Tensor:
+def decode_maps(vae: Any, latents: Tensor, batch_size: int, guide: Tensor | None = None) -> Tensor:
     """Latents (E, C, h, w) -> maps (E, H, W) in [0, 1], in at least float32."""
     maps = []
+    guided = {} if guide is None else {"guide": guide[None].to(vae.dtype)}
     for part in latents.to(vae.dtype).split(batch_size):
-        decoded = vae.decode(_laid_out(vae, part / vae.config.scaling_factor), return_dict=False)[0]
+        decoded = vae.decode(_laid_out(vae, part / vae.config.scaling_factor), return_dict=False, **guided)[0]
         maps.append((decoded.mean(1).clip(-1.0, 1.0) + 1.0) / 2.0)
     return torch.cat(maps).float()
 
 
-def decode_spread(vae: Any, centre: Tensor, std: Tensor, batch_size: int) -> Tensor:
+def decode_spread(vae: Any, centre: Tensor, std: Tensor, batch_size: int, guide: Tensor | None = None) -> Tensor:
     """Standard deviation (H, W) of the decoded map where the latent is N(centre, diag(std^2)), both (C, h, w).
 
     From _SPREAD_DRAWS independent draws, so the relative error is about 1 / sqrt(2 (_SPREAD_DRAWS - 1)) per pixel. A
@@ -140,7 +178,7 @@ def decode_spread(vae: Any, centre: Tensor, std: Tensor, batch_size: int) -> Ten
     """
     generator = torch.Generator().manual_seed(member_seed(0))
     draws = centre + std * randn((), (_SPREAD_DRAWS, *std.shape), like=std, generator=generator)
-    return decode_maps(vae, draws, batch_size).std(0)
+    return decode_maps(vae, draws, batch_size, guide).std(0)
 
 
 def _laid_out(vae: Any, pictures: Tensor) -> Tensor:

@@ -80,6 +80,13 @@ def member_statistics(ensemble: EnsembledDepth, epistemic: Tensor | None, latent
     )
 
 
+def quantile_members(maps: Tensor) -> EnsembledDepth:
+    """Maps of a distribution's mean and of its quantiles, (1 + E, H, W): they belong together, nothing is aligned."""
+    members = maps[1:]
+    ones = torch.ones(len(members), dtype=maps.dtype, device=maps.device)
+    return EnsembledDepth(maps[0], members.std(0), members, ones, torch.zeros_like(ones))
+
+
 def _interval(prediction: Tensor, std: Tensor, members: Tensor, call: DepthCall) -> Tensor:
     """(2, H, W): calibrated half widths around the prediction, else the members' own interval; both are nested."""
     assert call.coverage is not None

@@ -15,19 +15,23 @@ from torch import Tensor, nn
 from marigold_uq.alignment import ensemble_members
 from marigold_uq.calibration import read_calibrations
 from marigold_uq.denoising import Denoiser
+from marigold_uq.models.condition_encoder import ConditionEncoder
+from marigold_uq.models.depth_cells import DepthCells
 from marigold_uq.models.prompt_embedding import PromptEmbedding, encode_empty_prompt
 from marigold_uq.models.widen import add_condition_channels, widen
 from marigold_uq.pipelines.base import UncertaintyPipeline
-from marigold_uq.pipelines.depth.call import CALLBACK_INPUTS, DepthCall
+from marigold_uq.pipelines.depth.call import CALLBACK_INPUTS, MODES, DepthCall
 from marigold_uq.pipelines.depth.images import ImageInput, load_images, to_model_input, unpad
 from marigold_uq.pipelines.depth.latents import (
     ChainResult,
     MemberLatents,
+    PictureCondition,
     chain_generators,
     decode_maps,
     decode_spread,
     draw_first_distribution,
-    encode_pixels,
+    encode_conditions,
+    first_distribution_quantiles,
     merge_chains,
     split_latents,
 )
@@ -36,6 +40,7 @@ from marigold_uq.pipelines.depth.output import (
     MarigoldUQDepthOutput,
     collect_output,
     member_statistics,
+    quantile_members,
     resize_maps,
 )
 from marigold_uq.pipelines.depth.starting_point import as_distributional, embedded_path, zero_snr_options
@@ -59,25 +64,26 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
 
     Args:
         unet: Widened U-Net, input [image latent, depth latent (, noise)], output the raw channels of the family.
-        vae: `AutoencoderKL` or `AutoencoderTiny`.
+        vae: `AutoencoderKL`, `AutoencoderTiny`, or `DepthCells` beside an image encoder.
         scheduler: `DistributionalDDIMScheduler`; a stock DDIM, DDPM or PNDM scheduler is converted (family "point").
         text_encoder, tokenizer: Optional; needed only where `prompt_embedding` is not given.
         prompt_embedding: Stored embedding of the empty prompt.
+        image_encoder: Optional `ConditionEncoder`: the U-Net's input is then [its channels, depth latent].
         prediction_type: "depth" or "disparity".
         scale_invariant, shift_invariant: What the prediction is defined up to; both False for a metric model.
         default_denoising_steps, default_processing_resolution: Used where a call does not say.
         calibration: Records of `marigold_uq.calibration.Calibration` as dicts, at most one per mode; see `calibrate`.
     """
 
-    model_cpu_offload_seq = "text_encoder->unet->vae"
-    _optional_components = ["text_encoder", "tokenizer", "prompt_embedding"]  # noqa: RUF012, diffusers reads a list
+    model_cpu_offload_seq = "text_encoder->image_encoder->unet->vae"
+    _optional_components = ["text_encoder", "tokenizer", "prompt_embedding", "image_encoder"]  # noqa: RUF012, diffusers reads a list
     _callback_tensor_inputs = list(CALLBACK_INPUTS)  # noqa: RUF012
-    uncertainty_modes: ClassVar[tuple[str | None, ...]] = ("ensemble", "trajectory")
+    uncertainty_modes: ClassVar[tuple[str | None, ...]] = MODES
 
     def __init__(
         self,
         unet: UNet2DConditionModel,
-        vae: AutoencoderKL | AutoencoderTiny,
+        vae: AutoencoderKL | AutoencoderTiny | DepthCells,
         scheduler: SchedulerMixin,
         text_encoder: nn.Module | None = None,
         tokenizer: Any = None,
@@ -88,6 +94,7 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
         default_denoising_steps: int | None = None,
         default_processing_resolution: int | None = None,
         calibration: list[dict[str, Any]] | None = None,
+        image_encoder: ConditionEncoder | None = None,
     ) -> None:
         super().__init__()
         if prediction_type not in ("depth", "disparity"):
@@ -105,6 +112,7 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
             text_encoder=text_encoder,
             tokenizer=tokenizer,
             prompt_embedding=prompt_embedding,
+            image_encoder=image_encoder,
         )
         self.register_to_config(
             prediction_type=prediction_type,
@@ -186,7 +194,8 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
     @property
     def vae_scale_factor(self) -> int:
         """Pixels per latent cell along an edge."""
-        return 2 ** (len(self.vae.config.block_out_channels) - 1)
+        cell = getattr(self.vae.config, "cell", None)
+        return int(cell) if cell else 2 ** (len(self.vae.config.block_out_channels) - 1)
 
     def encode_prompt(self) -> PromptEmbedding:
         """The stored embedding of the empty prompt, made once from the text encoder where it is missing."""
@@ -246,15 +255,18 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
             return_dict: False returns a tuple in the order of `MarigoldUQDepthOutput`.
             uncertainty: "ensemble": every member is a chain of its own. "trajectory": as many network calls as one
                 chain has steps, each on a start of its own; the members are draws from the head's distribution of x_0
-                at the first timestep, and only the decoder runs for each. None: no uncertainty; the chain follows the
-                mean, so that a checkpoint with a new head gives the prediction it gave before.
+                at the first timestep, and only the decoder runs for each. "marginal": the members are the quantiles of
+                that distribution at evenly spread levels, the same levels in every place. Nothing is drawn, the maps
+                are smooth, and the prediction is that of a call of one step without uncertainty. It needs a `vae` that
+                keeps the order of depths (`DepthCells`). None: no uncertainty; the chain follows the mean, so that a
+                checkpoint with a new head gives the prediction it gave before.
             quantiles: Levels in (0, 1) of per-pixel quantiles.
             coverage: Also return the central interval that is to hold this share of the truth. It is calibrated where
                 the model is, and each interval lies within those of higher coverage.
             output_samples: Also return the aligned members.
             output_epistemic: Also return the paper's epistemic estimate (see `marigold_uq.uncertainty`).
             callback_on_step_end: `(pipeline, step, timestep, {"latents": ...}) -> dict`, as in diffusers; not with
-                "trajectory", which takes no steps.
+                "trajectory" and "marginal", which take no steps.
             callback_on_step_end_tensor_inputs: What the callback gets: ("latents",) or nothing.
         """
         images = load_images(image)
@@ -330,28 +342,33 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
     ) -> list[MemberLatents]:
         """3. Latents of all members of all images, in batches of equal size."""
         chains: list[list[ChainResult]] = [[] for _ in inputs]
+        conditions: dict[int, PictureCondition] = {}
         shapes = {tuple(pixels.shape): None for pixels in inputs}
         with self.progress_bar(total=len(inputs) * call.num_chains) as bar:
             for shape in shapes:
                 images = [i for i, pixels in enumerate(inputs) if tuple(pixels.shape) == shape]
-                encoded = encode_pixels(self.vae, torch.cat([inputs[i] for i in images]), call.batch_size)
-                condition = dict(zip(images, encoded, strict=True))
+                pixels = torch.cat([inputs[i] for i in images])
+                encoded = encode_conditions(self.vae, self.image_encoder, pixels, call.batch_size)
+                conditions.update(zip(images, encoded, strict=True))
                 jobs = [(i, m) for i in images for m in range(call.num_chains)]
                 for first in range(0, len(jobs), call.batch_size):
                     batch = jobs[first : first + call.batch_size]
                     x_T = torch.stack([starts[i][m] for i, m in batch])
                     own = [generators[i * call.num_chains + m] for i, m in batch]
-                    results = self._run_chains(torch.stack([condition[i] for i, _ in batch]), x_T, own, call)
+                    channels = torch.stack([conditions[i].channels for i, _ in batch])
+                    results = self._run_chains(channels, x_T, own, call)
                     for (i, _), result in zip(batch, results, strict=True):
                         chains[i].append(result)
                     bar.update(len(batch))
-        return [merge_chains(results, call.num_members) for results in chains]
+        return [merge_chains(results, call.num_maps, conditions[i].guide) for i, results in enumerate(chains)]
 
     def _run_chains(
         self, condition: Tensor, x_T: Tensor, generators: list[torch.Generator], call: DepthCall
     ) -> list[ChainResult]:
-        """4. From x_T to x_0: by the reverse chain, or by draws from the first step's distribution."""
+        """4. From x_T to x_0: by the reverse chain, or from the first step's distribution, by draws or by quantiles."""
         denoiser = self.denoiser(condition.to(self.unet.dtype))
+        if call.mode == "marginal":
+            return first_distribution_quantiles(denoiser, self.scheduler, x_T, num_levels=call.num_members)
         if call.mode == "trajectory":
             share = -(-call.num_members // call.num_chains)
             return draw_first_distribution(denoiser, self.scheduler, x_T, num_draws=share, generator=generators)
@@ -370,7 +387,10 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
         return [ChainResult(x_0[b : b + 1], epistemic=None if spread is None else spread[b]) for b in range(len(x_0))]
 
     def denoiser(self, condition: Tensor, network: nn.Module | None = None) -> Denoiser:
-        """The U-Net beside image latents (B, C, h, w), which the `condition` are; training passes its wrapped U-Net."""
+        """The U-Net beside a `condition` (B, C, h, w): image latents, or channels of the image encoder.
+
+        Training passes its wrapped U-Net.
+        """
         unet = self.unet if network is None else network
         text = self.encode_prompt()(len(condition)).to(condition)
 
@@ -383,16 +403,19 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
         self, picture: Tensor, padding: tuple[int, int], members: MemberLatents, call: DepthCall
     ) -> DepthMaps:
         """5. Decode, align, reduce and resize the members of one image."""
-        maps = unpad(self.decode_prediction(members.latents, call.batch_size), padding)  # (E, h, w)
-        ensemble = ensemble_members(
-            maps,
-            scale_invariant=bool(self.config.scale_invariant),
-            shift_invariant=bool(self.config.shift_invariant),
-            reduction=call.reduction,
-        )
+        maps = unpad(self.decode_prediction(members.latents, call.batch_size, members.guide), padding)  # (E, h, w)
+        if call.mode == "marginal":
+            ensemble = quantile_members(maps)
+        else:
+            ensemble = ensemble_members(
+                maps,
+                scale_invariant=bool(self.config.scale_invariant),
+                shift_invariant=bool(self.config.shift_invariant),
+                reduction=call.reduction,
+            )
         epistemic = None
         if members.epistemic is not None:
-            spread = decode_spread(self.vae, members.latents[0], members.epistemic, call.batch_size)
+            spread = decode_spread(self.vae, members.latents[0], members.epistemic, call.batch_size, members.guide)
             epistemic = float(ensemble.scale[0]) * unpad(spread, padding)
         result = member_statistics(ensemble, epistemic, members.latents, call)
         if not call.match_input_resolution:
@@ -400,6 +423,9 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
         height, width = picture.shape[-2:]
         return resize_maps(result, (height, width), call.resample_method_output)
 
-    def decode_prediction(self, latents: Tensor, batch_size: int = 1) -> Tensor:
-        """Latents (E, C, h, w) -> maps (E, H, W) in [0, 1], in at least float32."""
-        return decode_maps(self.vae, latents, batch_size)
+    def decode_prediction(self, latents: Tensor, batch_size: int = 1, guide: Tensor | None = None) -> Tensor:
+        """Latents (E, C, h, w) of one picture -> maps (E, H, W) in [0, 1], in at least float32.
+
+        `guide` (G, h', w') is what the image encoder tells the decoder, where there is one.
+        """
+        return decode_maps(self.vae, latents, batch_size, guide)

@@ -41,7 +41,8 @@ class PipelineOptions:
     Args:
         model: "embedded", a folder, or a Hub name.
         uncertainty: "ensemble" runs a chain per member, "trajectory" draws members from the first step's distribution,
-            "none" gives one depth map. Default: trajectory where the model has a variance head, else none.
+            "marginal" takes its quantiles, "none" gives one depth map. Default: the quickest of the last three that the
+            model has.
         ensemble_size: Members that make the uncertainty.
         num_inference_steps: Denoising steps; default: the model's.
         processing_resolution: Longer edge for the network, 0 for the image's own; default: the model's.
@@ -53,7 +54,7 @@ class PipelineOptions:
     """
 
     model: str = "embedded"
-    uncertainty: Literal["ensemble", "trajectory", "none"] | None = None
+    uncertainty: Literal["ensemble", "trajectory", "marginal", "none"] | None = None
     ensemble_size: int = 10
     num_inference_steps: int | None = None
     processing_resolution: int | None = None

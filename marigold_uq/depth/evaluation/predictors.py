@@ -18,6 +18,7 @@ from marigold_uq.depth.evaluation.options import DepthEvaluation, FileOptions, P
 from marigold_uq.depth.evaluation.prediction import Members, Prediction, PredictionError, prediction_from_arrays
 from marigold_uq.depth.model import load_pipeline
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
+from marigold_uq.pipelines.depth.call import quickest_mode
 from marigold_uq.randomness import member_seed
 
 
@@ -94,7 +95,7 @@ class PipelinePredictor(Predictor):
 
     def _mode(self) -> str | None:
         if self.options.uncertainty is None:
-            return "trajectory" if self.pipeline.scheduler.family.has_spread else None
+            return quickest_mode(self.pipeline)
         return None if self.options.uncertainty == "none" else self.options.uncertainty
 
     def _calibrated_half_widths(self, coverages: Sequence[float]) -> Tensor | None:

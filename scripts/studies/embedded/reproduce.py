@@ -7,7 +7,7 @@ Every stage resumes where it stopped; a finished one is skipped. Days on two cor
 
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -80,17 +80,22 @@ def stages(options: ReproduceOptions) -> Iterator[Stage]:
     yield Stage(study("assemble", "--model", str(calibrated), "--output", str(assets)), assets)
 
 
-def reproduce(options: ReproduceOptions, invocation: Invocation) -> int:
+def run_stages(stages: Iterable[Stage], *, dry_run: bool) -> int:
     """Run what is not done yet; the first failure ends it."""
-    for stage in stages(options):
+    for stage in stages:
         done = stage.result is not None and stage.result.exists()
         print("done:" if done else "run:", "python", *stage.words, flush=True)
-        if done or options.dry_run:
+        if done or dry_run:
             continue
         code = subprocess.run([sys.executable, *stage.words], check=False).returncode
         if code:
             return code
     return 0
+
+
+def reproduce(options: ReproduceOptions, invocation: Invocation) -> int:
+    """Run what is not done yet; the first failure ends it."""
+    return run_stages(stages(options), dry_run=options.dry_run)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

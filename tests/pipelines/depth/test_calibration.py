@@ -79,7 +79,7 @@ def test_a_call_without_uncertainty_needs_no_calibration():
 def test_wrong_calibrations_are_refused():
     pipeline = tiny_pipeline("gaussian")
     for mode in ("both", None):
-        with pytest.raises(ValueError, match=r"must be one of \['ensemble', 'trajectory'\]"):
+        with pytest.raises(ValueError, match=r"must be one of \['ensemble', 'trajectory', 'marginal'\]"):
             pipeline.calibrate(Calibration(uncertainty=mode))
     pipeline.calibrate(Calibration(tau=0.5, uncertainty="ensemble"))
     with pytest.raises(ValueError, match="tau must be the same for all ways"):

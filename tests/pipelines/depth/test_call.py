@@ -175,7 +175,7 @@ def write(path, content):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"uncertainty": "both"}, "uncertainty must be 'ensemble', 'trajectory' or None; got 'both'"),
+        ({"uncertainty": "both"}, "uncertainty must be 'ensemble', 'trajectory', 'marginal' or None; got 'both'"),
         ({"uncertainty": "trajectory", "ensemble_size": 1}, "at least 2 members; got ensemble_size=1"),
         ({"output_uncertainty": True, "ensemble_size": 1}, "at least 2 members"),
         ({"ensemble_size": 0}, "ensemble_size must be at least 1; got 0"),
