@@ -48,8 +48,15 @@ def test_the_bandwidth_is_not_rounded_to_the_type_of_the_target(name: str) -> No
         torch.testing.assert_close(kernel_score(law, value, bandwidth=bandwidth), expected)
 
 
-@pytest.mark.parametrize("score", ["crps", "kernel", "log", "squared_error"])
-@pytest.mark.parametrize("name", DENSITY_NAMES)
+QUICK = {("gaussian", "crps"), ("mixture", "crps"), ("low_rank", "kernel"), ("cholesky", "log")}
+COMPILED = [
+    pytest.param(name, score, marks=[] if (name, score) in QUICK else pytest.mark.slow)
+    for name in DENSITY_NAMES
+    for score in ("crps", "kernel", "log", "squared_error")
+]
+
+
+@pytest.mark.parametrize(("name", "score"), COMPILED)
 def test_raw_output_score_and_gradient_compile_into_one_graph(name: str, score: str) -> None:
     shape = (4,) if is_flat(name) else SHAPE
     raw = random_raw(name, shape, dtype=torch.float32)

@@ -44,6 +44,7 @@ class Counting(Predictor):
         return Members.of(torch.from_numpy(random_members(sample["name"])))
 
 
+@pytest.mark.slow  # tests/metrics has the quick one
 def test_two_processes_give_the_numbers_of_one(options, tmp_path):
     one = evaluate_depth(options())
     arguments = [

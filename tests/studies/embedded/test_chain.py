@@ -16,6 +16,8 @@ from marigold_uq.depth.data import LatentShards, build_dataset
 from scripts.studies.embedded import assemble, contact_sheet, evaluate, photo_sheet, rotate_latents
 from scripts.studies.embedded.reproduce import ReproduceOptions, Stage, stages
 
+pytestmark = pytest.mark.slow  # trains every stage once; tests/depth runs the same loop, calibration and evaluation
+
 CONFIGS = ROOT / "configs" / "depth" / "embedded"
 LENGTHS = {"train": 6, "validation": 2, "calibration": 24}
 
