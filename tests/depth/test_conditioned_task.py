@@ -20,7 +20,9 @@ from marigold_uq.depth.conditioned_task import ConditionedObjective, Conditioned
 from marigold_uq.depth.data.shards import Shards
 from marigold_uq.depth.evaluation.options import DataOptions
 from marigold_uq.depth.scenes import ProceduralScenes
+from marigold_uq.depth.task import DepthTask
 from marigold_uq.training.config import OptimizerConfig, TrainingConfig
+from marigold_uq.training.objective import ObjectiveConfig
 from scripts.studies.embedded import cache_features
 
 
@@ -191,3 +193,14 @@ def test_pictures_and_their_kept_features_give_the_same_loss(made: Path) -> None
 def test_data_are_features_or_scenes(made: Path) -> None:
     with pytest.raises(ValueError, match="either features or scenes"):
         ConditionedTrainConfig(start(made))
+
+
+def test_other_training_tasks_refuse_a_pipeline_with_an_image_encoder(made: Path) -> None:
+    with pytest.raises(ValueError, match="through an image encoder"):
+        DepthTask(conditioned_pipeline("gaussian"), Shards(made / "features"), ObjectiveConfig())
+
+
+def test_a_head_that_is_there_must_be_the_one_asked_for(made: Path, tmp_path: Path) -> None:
+    conditioned_pipeline("gaussian").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="has the head"):
+        start_conditioned(ConditionedStart(pipeline=tmp_path, noise_family="mixture", num_components=2))

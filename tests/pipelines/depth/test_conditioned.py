@@ -1,16 +1,31 @@
 """A depth pipeline that sees its pictures through an image encoder."""
 
 import json
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from support.hub_server import HubServer, run_client
 from support.tiny_conditioned import conditioned_pipeline
 from support.tiny_depth import LAWS, generator, picture, tiny_pipeline
 
 from marigold_uq import MarigoldUQDepthPipeline
+from marigold_uq.calibration import Calibration, IntervalGrid
 from marigold_uq.pipelines.depth.call import available_modes, quickest_mode
+
+GRID = IntervalGrid((0.5, 0.8, 0.95), ((1.0,), (2.5,), (4.0,)))
+COVERAGES = (0.5, 0.7, 0.8, 0.9, 0.95, 0.99)
+
+
+def calibrated() -> MarigoldUQDepthPipeline:
+    conditions = {"num_inference_steps": 1, "ensemble_size": 4}
+    record = Calibration(kappa=1.5, interval=GRID, uncertainty="marginal", **conditions)
+    return conditioned_pipeline().calibrate(record)
 
 
 @pytest.mark.parametrize("size", [(48, 64), (24, 64), (50, 30)])
@@ -93,3 +108,60 @@ def test_the_quickest_mode_follows_from_decoder_and_family() -> None:
 def test_a_decoder_that_does_not_keep_the_order_is_refused() -> None:
     with pytest.raises(ValueError, match="maps quantiles to quantiles"):
         tiny_pipeline("gaussian")(picture(), uncertainty="marginal")
+
+
+@pytest.mark.parametrize("make", [conditioned_pipeline, calibrated], ids=["uncalibrated", "calibrated"])
+@pytest.mark.filterwarnings("ignore:intervals were calibrated for coverages")
+def test_intervals_are_nested_at_every_coverage(make: Callable[[], MarigoldUQDepthPipeline]) -> None:
+    pipeline, options = make(), {"uncertainty": "marginal", "ensemble_size": 4}
+    found = [pipeline(picture(48, 64), coverage=c, generator=generator(), **options).interval for c in COVERAGES]
+    for narrow, wide in pairwise(found):
+        assert (wide[..., 0] <= narrow[..., 0] + 1e-6).all()
+        assert (wide[..., 1] >= narrow[..., 1] - 1e-6).all()
+        assert np.diff(wide).mean() > np.diff(narrow).mean()
+
+
+def test_kappa_stretches_the_members_and_leaves_the_prediction() -> None:
+    options = {"uncertainty": "marginal", "ensemble_size": 4, "coverage": 0.8}
+    plain, output = (
+        pipeline(picture(48, 64), generator=generator(), **options)
+        for pipeline in (conditioned_pipeline(), calibrated())
+    )
+    np.testing.assert_array_equal(output.prediction, plain.prediction)
+    np.testing.assert_allclose(output.uncertainty, 1.5 * plain.uncertainty, atol=1e-6)
+    half_width = 2.5 * output.uncertainty
+    np.testing.assert_allclose(output.interval, output.prediction + half_width * np.array([-1, 1]), atol=1e-6)
+
+
+PRINT_INTERVAL = """
+import json, sys
+import numpy as np, torch
+from marigold_uq import MarigoldUQDepthPipeline
+
+name, picture, target = sys.argv[1:]
+source = MarigoldUQDepthPipeline.from_pretrained(name)
+if target:
+    source.push_to_hub(target)
+    source = MarigoldUQDepthPipeline.from_pretrained(target)
+generator = torch.Generator().manual_seed(0)
+output = source(np.load(picture), uncertainty="marginal", ensemble_size=4, coverage=0.9, generator=generator)
+print(json.dumps(output.interval.tolist()))
+"""
+
+
+@pytest.mark.parametrize("through_the_hub", [False, True], ids=["folder", "hub"])
+def test_calibrated_intervals_are_the_same_in_a_fresh_process(through_the_hub: bool, tmp_path: Path) -> None:
+    pipeline = calibrated()
+    pipeline.save_pretrained(tmp_path / "model")
+    np.save(tmp_path / "picture.npy", picture(48, 64))
+    words = (str(tmp_path / "model"), str(tmp_path / "picture.npy"))
+    if through_the_hub:
+        with HubServer() as hub:
+            printed = run_client(hub, PRINT_INTERVAL, *words, "someone/depth", cache=tmp_path / "cache")
+    else:
+        command = [sys.executable, "-c", PRINT_INTERVAL, *words, ""]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = json.loads(printed.strip().splitlines()[-1])
+    options = {"uncertainty": "marginal", "ensemble_size": 4, "coverage": 0.9}
+    expected = pipeline(picture(48, 64), generator=generator(), **options).interval
+    np.testing.assert_allclose(found, expected, atol=1e-5)

@@ -1,4 +1,4 @@
-"""The scripts of the embedded study: the published file is checked, and depth edges are scored as documented."""
+"""The study of a model with an image encoder: its stages and configs, its weights of others, and its depth edges."""
 
 import zipfile
 from pathlib import Path
@@ -6,12 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.scripts import ROOT, parse_options
 from support.tiny_conditioned import conditioned_pipeline
 
+from marigold_uq.depth.conditioned_run import ConditionedTrainConfig
 from marigold_uq.depth.data import RenderedScenes
 from marigold_uq.depth.data.shards import write_shard
 from marigold_uq.depth.scenes import ProceduralScenes
 from scripts.studies.embedded import edges, fetch_backbone
+from scripts.studies.embedded.reproduce_conditioned import ConditionedOptions, main, stages
 
 
 @pytest.mark.parametrize("source", ["file", "wheel"])
@@ -77,3 +80,27 @@ def test_the_script_scores_scenes_and_writes_what_it_did(tmp_path: Path) -> None
     options = ["--model", str(tmp_path / "model"), "--scenes", str(tmp_path / "scenes")]
     assert edges.main([*options, "--output", str(tmp_path / "edges.json")]) == 0
     assert '"scenes": 2' in (tmp_path / "edges.json").read_text(encoding="utf-8")
+
+
+def test_each_training_stage_starts_from_what_the_one_before_leaves() -> None:
+    options = ConditionedOptions(ROOT / "configs" / "depth" / "embedded")
+    words = [stage.words[2:] for stage in stages(options) if stage.words[1].endswith("embedded.train")]
+    kept, more, finetune = (parse_options(ConditionedTrainConfig, *own) for own in words)
+    assert (str(kept.start.encoder), kept.start.pipeline) == ("runs/conditioned/encoder", None)
+    assert (more.start.pipeline, more.start.encoder) == (kept.training.output / "model", None)
+    assert (finetune.start.pipeline, finetune.start.encoder) == (more.training.output / "model", None)
+    assert kept.features == more.features
+    assert (finetune.features, str(finetune.scenes)) == (None, "runs/conditioned/scenes/train")
+    rates = [one.training.optimizer.learning_rate for one in (kept, more, finetune)]
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_a_finished_stage_is_skipped_and_nothing_runs_in_a_dry_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "conditioned" / "encoder").mkdir(parents=True)
+    assert main(["--dry_run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("done")] == lines[:1]
+    assert lines[-1].startswith("run: python -m scripts.studies.embedded.assemble")
