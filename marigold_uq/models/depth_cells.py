@@ -3,7 +3,7 @@
 A latent is the mean of a monotone function of depth over a part of a cell. A pixel is a convex combination of the nine
 parts around it, with weights that a network reads off the picture (as Teed and Deng, RAFT, ECCV 2020, upsample flow).
 So the decoder is monotone: where neighbouring parts go wrong together, quantiles of the latents decode to the quantiles
-of the pixels, and a law pushed through it needs no draws.
+of the pixels, and a distribution pushed through it needs no draws.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class DepthCells(ModelMixin, ConfigMixin):
         self.parts = math.isqrt(latent_channels)
         if self.parts**2 != latent_channels or cell % (self.parts * upsampling):
             raise ValueError(
-                f"latent_channels is a square, and cell a multiple of its root times upsampling; got cell={cell}, "
+                f"latent_channels must be a square, and cell a multiple of its root times upsampling; got cell={cell}, "
                 f"latent_channels={latent_channels}, upsampling={upsampling}"
             )
         if not offset > 0:
-            raise ValueError(f"offset is positive; got {offset}")
+            raise ValueError(f"offset must be positive; got {offset}")
         last = nn.Conv2d(guide_channels, 9 * upsampling**2, 1)
         for parameter in last.parameters():
             nn.init.zeros_(parameter)
