@@ -9,7 +9,7 @@ __all__ = ["ModelMixin", "UNet1d"]  # diffusers looks for ModelMixin in the modu
 
 
 class UNet1d(FieldUNet):
-    """Raw channels of a law for 1-D fields (B, C, L) of any size.
+    """Raw channels of a distribution for 1-D fields (B, C, L) of any size.
 
     The defaults are the paper's (6.5 M parameters).
 

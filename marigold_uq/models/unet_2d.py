@@ -9,7 +9,7 @@ __all__ = ["ModelMixin", "UNet2d"]  # diffusers looks for ModelMixin in the modu
 
 
 class UNet2d(FieldUNet):
-    """Raw channels of a law for 2-D fields (B, C, H, W) of any size.
+    """Raw channels of a distribution for 2-D fields (B, C, H, W) of any size.
 
     The defaults are the paper's (15.2 M parameters).
 

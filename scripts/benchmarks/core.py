@@ -195,7 +195,7 @@ class ScalingRow:
 
 
 def low_rank_runner(dim: int) -> Callable[[], None]:
-    """Draw from a low-rank law, score a target with the kernel score, and differentiate."""
+    """Draw from a low-rank distribution, score a target with the kernel score, and differentiate."""
     generator = torch.Generator().manual_seed(0)
     raw = torch.randn(LOW_RANK_BATCH, 2 + RANK, dim, generator=generator, requires_grad=True)
     target = torch.randn(LOW_RANK_BATCH, 1, dim, generator=generator)

@@ -93,7 +93,7 @@ class Prediction(ABC):
 
     def pit(self, target: Tensor, generator: torch.Generator) -> Tensor:
         """Probability integral transform of the target, uniform on [0, 1] if the prediction is calibrated."""
-        raise NotImplementedError(f"a prediction of kind {self.kind!r} has no law")
+        raise NotImplementedError(f"a prediction of kind {self.kind!r} has no distribution")
 
     @abstractmethod
     def arrays(self) -> dict[str, NDArray[np.float32]]:

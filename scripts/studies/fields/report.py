@@ -292,7 +292,7 @@ def _map(panels: Mapping[str, torch.Tensor], axes: Mapping[str, NDArray[Any]], t
 
 
 def correlation_figure(runs: Sequence[ModelRun], timesteps: Sequence[int], *, index: int = 0) -> Figure:
-    """Correlation matrices of joint laws at several timesteps (Appendix A), for one test window."""
+    """Correlation matrices of joint distributions at several timesteps (Appendix A), for one test window."""
     matrices = {}
     for run in runs:
         pipeline = load_quietly(run.folder / "model")
@@ -317,7 +317,7 @@ def _law_at(pipeline: FieldForecastPipeline, windows: Transitions, index: int, t
 
 
 def law_correlation(law: NoiseDistribution) -> torch.Tensor:
-    """Correlations (B, D, D) of a joint Gaussian law; for figures of small events."""
+    """Correlations (B, D, D) of a joint Gaussian; for figures of small events."""
     if isinstance(law, LowRankDistribution):
         factor = law.cov_factor.flatten(2)  # (B, R, D)
         covariance = torch.diag_embed(law.cov_diag.flatten(1)) + factor.mT @ factor

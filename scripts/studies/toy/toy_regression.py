@@ -40,7 +40,7 @@ NUM_COMPONENTS, RANK = 3, 1
 TRAIN_TIMESTEPS = 50
 STEP_COUNTS = (1, 5, 50)
 PROBE_X, PROBE_TIMESTEP, PROBE_X_T = 0.75, 12, -0.1
-"""Where the noise law is shown: at this x, timestep and x_t both branches are still possible."""
+"""Where the distribution of the noise is shown: at this x, timestep and x_t both branches are still possible."""
 Y_RANGE, EPS_RANGE = (-1.7, 1.7), (-1.5, 1.5)
 EXACT = "exact"
 CAPTIONS = {
@@ -198,7 +198,7 @@ def fit(
 def fit_all(
     families: Sequence[str], *, num_iterations: int, num_rows: int, seed: int, progress: bool = True
 ) -> list[FittedFamily]:
-    """The exact law and every family, trained on one data set; each family has its own random stream."""
+    """The exact distribution and every family, trained on one data set; each family has its own random stream."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(num_rows, generator=generator)
     y = truth(x).rsample(generator=generator)[:, 0]
@@ -285,7 +285,7 @@ def draw_density(axes: Axes, density: Tensor, title: str, score: float) -> None:
 
 
 def draw_noise_law(axes: Axes, one: FittedFamily, seed: int, num_draws: int) -> None:
-    """p(eps | x_t) of a family as a line (a histogram where there is no density) over the exact law in grey."""
+    """p(eps | x_t) of a family as a line (a histogram where there is no density) over the exact one in grey."""
     generator = torch.Generator().manual_seed(seed)
     eps = torch.linspace(*EPS_RANGE, num_draws).unsqueeze(1)  # as many grid points as draws: one batch serves both
     x, x_t = torch.full((num_draws,), PROBE_X), torch.full((num_draws, 1), PROBE_X_T)
