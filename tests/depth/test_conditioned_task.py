@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from support.scripts import load_script
 from support.tiny_conditioned import UNET, conditioned_encoder, conditioned_pipeline
 
@@ -23,7 +24,10 @@ from marigold_uq.depth.scenes import ProceduralScenes
 from marigold_uq.depth.task import DepthTask
 from marigold_uq.training.config import OptimizerConfig, TrainingConfig
 from marigold_uq.training.objective import ObjectiveConfig
-from scripts.studies.embedded import cache_features
+from scripts.studies.embedded import cache_features, train
+
+SMALL = {name: list(value) if isinstance(value, tuple) else value for name, value in UNET.items()}
+"""As a YAML file holds it."""
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +95,14 @@ def test_a_short_run_leaves_a_pipeline_that_loads_and_its_backbone_is_untouched(
         assert value.equal(before[name]) == name.startswith("network."), name
     new = start_conditioned(start(made))
     assert not pipeline.vae.weights[-1].weight.equal(new.vae.weights[-1].weight)
+
+
+def test_the_command_trains_from_a_config_and_flags(made: Path, tmp_path: Path) -> None:
+    (tmp_path / "unet.yaml").write_text(yaml.safe_dump({"start": {"encoder": str(made / "encoder"), "unet": SMALL}}))
+    loop = ["--training.max_steps", "1", "--training.batch_size", "2", "--training.validate_every", "0"]
+    options = ["--features", str(made / "features"), "--training.output", str(tmp_path / "run"), *loop]
+    assert train.main(["--config", str(tmp_path / "unet.yaml"), *options, "--training.tracker", "none"]) == 0
+    assert MarigoldUQDepthPipeline.from_pretrained(tmp_path / "run" / "model").image_encoder is not None
 
 
 @pytest.mark.parametrize("family", [{"family": "mixture", "num_components": 2}, {"family": "low_rank", "rank": 2}])
