@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from marigold_uq.files import atomic_path, make_folder
+from marigold_uq.metrics import Estimate
 
 __all__ = [
     "METRICS_FILE",
+    "as_json",
     "make_results",
     "markdown_table",
     "number",
@@ -38,6 +40,19 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def as_json(estimates: Mapping[str, Estimate]) -> dict[str, Any]:
+    """Estimates as plain numbers and lists, None for NaN, which JSON does not know."""
+    return {name: _without_nan(estimate.to_dict()) for name, estimate in estimates.items()}
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_results(

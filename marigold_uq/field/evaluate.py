@@ -23,12 +23,12 @@ from marigold_uq.field.forecasters import (
     PipelineForecaster,
     Precision,
 )
-from marigold_uq.field.scores import accumulate_scores, as_json, independent_groups, spread_windows
+from marigold_uq.field.scores import accumulate_scores, independent_groups, spread_windows
 from marigold_uq.field.splits import FieldSplit, open_split, target_hours
 from marigold_uq.files import fingerprint, make_folder, require_same
 from marigold_uq.metrics import expected_coverage
 from marigold_uq.pipelines.field import FieldForecastPipeline
-from marigold_uq.results import METRICS_FILE, markdown_table, number, write_results
+from marigold_uq.results import METRICS_FILE, as_json, markdown_table, number, write_results
 
 __all__ = ["CURVES", "GROUPS", "MIN_SCALE_SHARE", "PAIRED", "SHOWN", "FieldEvaluation", "evaluate_field", "report"]
 

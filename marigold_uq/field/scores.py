@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -26,7 +24,7 @@ from marigold_uq.metrics import (
 from marigold_uq.models.field_grid import DAY
 from marigold_uq.pipelines.field.output import scaled_interval
 
-__all__ = ["accumulate_scores", "as_json", "independent_groups", "power_spectrum", "score_forecasts", "spread_windows"]
+__all__ = ["accumulate_scores", "independent_groups", "power_spectrum", "score_forecasts", "spread_windows"]
 
 
 Select = Callable[[Tensor], Tensor]
@@ -185,16 +183,3 @@ def spread_windows(count: int, available: int, seed: int = 0) -> list[int]:
     offsets = np.random.default_rng(seed).random(count)
     ends = [place * available // count for place in range(count + 1)]  # stretches share no window
     return [low + int(offset * (high - low)) for low, high, offset in zip(ends, ends[1:], offsets, strict=False)]
-
-
-def as_json(estimates: Mapping[str, Estimate]) -> dict[str, Any]:
-    """Estimates as plain numbers and lists, None for NaN, which JSON does not know."""
-    return {name: _without_nan(estimate.to_dict()) for name, estimate in estimates.items()}
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nan(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from marigold_uq.depth.evaluation.protocol import DepthProtocol
 from marigold_uq.depth.evaluation.records import TABLE_FILE, Failure, ImageRecord, ResultFolder
 from marigold_uq.depth.metrics import FRACTIONS
 from marigold_uq.metrics import Estimate, MeanAccumulator
-from marigold_uq.results import METRICS_FILE, make_results, write_json
+from marigold_uq.results import METRICS_FILE, as_json, make_results, write_json
 
 FORMAT = "marigold_uq evaluation 1"
 _FIGURE_METRICS = ("abs_relative_difference", "delta1", "coverage", "ause_abs_rel", "spread_skill_ratio")
@@ -92,19 +91,6 @@ def _check_one_kind(records: Sequence[ImageRecord]) -> None:
     if len(examples) > 1:
         found = "; ".join(f"{kind} ({name})" for kind, name in examples.items())
         raise ValueError(f"the predictions are of different kinds: {found}; score each kind by itself")
-
-
-def as_json(estimates: Mapping[str, Estimate]) -> dict[str, Any]:
-    """Estimates as plain numbers and lists, None for NaN, which JSON does not know."""
-    return {name: _without_nan(estimate.to_dict()) for name, estimate in estimates.items()}
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nan(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_report(

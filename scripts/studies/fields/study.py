@@ -16,10 +16,10 @@ from marigold_uq.field.data import Transitions, statistics_of
 from marigold_uq.field.evaluate import MIN_SCALE_SHARE, FieldEvaluation, evaluate_field
 from marigold_uq.field.forecasters import PipelineForecaster, load_quietly
 from marigold_uq.field.run import train_field
-from marigold_uq.field.scores import as_json, score_forecasts, spread_windows
+from marigold_uq.field.scores import score_forecasts, spread_windows
 from marigold_uq.field.splits import open_split, target_hours
 from marigold_uq.files import fingerprint, require_same
-from marigold_uq.results import write_json
+from marigold_uq.results import as_json, write_json
 
 __all__ = ["VARIANTS", "ModelRun", "StudyTask", "score_baseline"]
 
