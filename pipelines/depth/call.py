@@ -216,5 +216,6 @@ def _reduction(options: dict[str, Any] | None, mode: str | None) -> Reduction:
     if unknown:
         raise ValueError(f"ensembling_kwargs has unknown keys {sorted(unknown)}; known: 'reduction'")
     reduction = options.get("reduction", "mean" if mode in ONE_STEP_MODES else "median")
-    _require(reduction in ("median", "mean"), "ensembling_kwargs['reduction']", "'median' or 'mean'", reduction)
+    allowed = ("mean",) if mode == "marginal" else ("median", "mean")
+    _require(reduction in allowed, "ensembling_kwargs['reduction']", " or ".join(map(repr, allowed)), reduction)
     return cast(Reduction, reduction)

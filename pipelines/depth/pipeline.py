@@ -417,7 +417,7 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
         if members.epistemic is not None:
             spread = decode_spread(self.vae, members.latents[0], members.epistemic, call.batch_size, members.guide)
             epistemic = float(ensemble.scale[0]) * unpad(spread, padding)
-        result = member_statistics(ensemble, epistemic, members.latents, call)
+        result = member_statistics(ensemble, epistemic, members.latents[-call.num_members :], call)
         if not call.match_input_resolution:
             return result
         height, width = picture.shape[-2:]

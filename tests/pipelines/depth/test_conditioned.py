@@ -41,9 +41,15 @@ def test_maps_have_the_size_of_the_picture(size: tuple[int, int]) -> None:
 @pytest.mark.parametrize("family", LAWS)
 def test_every_mode_runs_with_every_distribution(family: str, mode: str) -> None:
     output = conditioned_pipeline(family)(
-        picture(48, 64), uncertainty=mode, ensemble_size=3, output_samples=True, generator=generator()
+        picture(48, 64),
+        uncertainty=mode,
+        ensemble_size=3,
+        output_samples=True,
+        output_latent=True,
+        generator=generator(),
     )
     assert output.samples.shape == (1, 48, 64, 3)
+    assert output.latent.shape == (3, 4, 3, 4)
     assert (output.uncertainty > 0).all()
 
 
@@ -103,6 +109,11 @@ def test_the_quickest_mode_follows_from_decoder_and_family() -> None:
     assert quickest_mode(tiny_pipeline("gaussian")) == "trajectory"
     assert available_modes(conditioned_pipeline("gaussian")) == ["marginal", "trajectory", "ensemble"]
     assert available_modes(tiny_pipeline("point")) == ["ensemble"]
+
+
+def test_the_prediction_of_the_marginal_mode_is_the_mean_and_no_other() -> None:
+    with pytest.raises(ValueError, match="must be 'mean'; got 'median'"):
+        conditioned_pipeline()(picture(48, 64), uncertainty="marginal", ensembling_kwargs={"reduction": "median"})
 
 
 def test_a_decoder_that_does_not_keep_the_order_is_refused() -> None:
