@@ -22,6 +22,7 @@ from marigold_uq.pipelines.base import UncertaintyPipeline
 from marigold_uq.pipelines.tabular.columns import TabularEncoder, is_frame
 from marigold_uq.randomness import base_seed, member_seed
 from marigold_uq.sampling import initial_noise, reverse_diffusion
+from marigold_uq.schedulers.distributional import require_whole_timesteps
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
 from marigold_uq.uncertainty import TrajectoryUncertainty, VarianceDecomposition, decompose_member_samples
 
@@ -86,6 +87,7 @@ class TabularRegressionPipeline(UncertaintyPipeline):
 
     _optional_components = ["baseline"]  # noqa: RUF012, diffusers reads a list
     network: StackedMLP
+    scheduler: DistributionalDDIMScheduler
     baseline: StackedModel | None
 
     def __init__(
@@ -100,6 +102,7 @@ class TabularRegressionPipeline(UncertaintyPipeline):
         calibration: list[dict[str, Any]] | None = None,
     ) -> None:
         super().__init__()
+        require_whole_timesteps(scheduler, "the gates of a tabular network")
         self.register_modules(network=network, scheduler=scheduler, baseline=baseline)
         self.register_to_config(
             columns=columns,

@@ -12,8 +12,10 @@ from support.tiny_sets import quick_model
 
 from marigold_uq.calibration import Calibration, IntervalGrid
 from marigold_uq.pipelines.tabular import TabularRegressionPipeline
+from marigold_uq.schedulers import DistributionalEDMScheduler, DistributionalFlowMatchScheduler
 from marigold_uq.tabular import DiffusionRegressor
 from marigold_uq.tabular.evaluate import load_run
+from marigold_uq.tabular.objectives import DenoisingObjective
 
 FROZEN = Path(__file__).parents[1] / "checkpoints" / "tabular"
 
@@ -66,6 +68,15 @@ def test_the_generator_alone_decides_and_without_one_predictions_repeat(fitted: 
 def test_counts_must_be_at_least_one(fitted: DiffusionRegressor, name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be at least 1; got 0"):
         fitted.pipeline_(data(3)[0], **{name: 0})
+
+
+@pytest.mark.parametrize("kind", [DistributionalEDMScheduler, DistributionalFlowMatchScheduler])
+def test_a_scheduler_of_continuous_timesteps_is_refused(fitted: DiffusionRegressor, kind: type) -> None:
+    scheduler = kind(noise_family="gaussian")
+    for build in (lambda: TabularRegressionPipeline(fitted.pipeline_.network, scheduler),
+                  lambda: DenoisingObjective(scheduler)):  # fmt: skip
+        with pytest.raises(ValueError, match=f"the gates of a tabular network need .* of a {kind.__name__} are cont"):
+            build()
 
 
 def test_a_calibration_has_one_entry_per_target(fitted: DiffusionRegressor) -> None:
