@@ -12,7 +12,7 @@ from torch import Tensor
 from marigold_uq.denoising import Denoiser
 from marigold_uq.randomness import Generators, base_seed, member_seed, randn
 from marigold_uq.sampling import one_step_distribution
-from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
+from marigold_uq.schedulers.distributional import DistributionalScheduler
 
 _SPREAD_DRAWS = 8
 
@@ -88,7 +88,7 @@ class MemberLatents:
 
 def draw_first_distribution(
     denoiser: Denoiser,
-    scheduler: DistributionalDDIMScheduler,
+    scheduler: DistributionalScheduler,
     x_T: Tensor,
     *,
     num_draws: int,
