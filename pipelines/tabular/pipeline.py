@@ -19,6 +19,7 @@ from marigold_uq.metrics import nested_interval
 from marigold_uq.metrics import quantiles as quantiles_of
 from marigold_uq.models.mlp import StackedMLP, StackedModel
 from marigold_uq.pipelines.base import UncertaintyPipeline
+from marigold_uq.pipelines.old_records import with_scheduler_tau
 from marigold_uq.pipelines.tabular.columns import TabularEncoder, is_frame
 from marigold_uq.randomness import base_seed, member_seed
 from marigold_uq.sampling import initial_noise, reverse_diffusion
@@ -109,7 +110,7 @@ class TabularRegressionPipeline(UncertaintyPipeline):
             default_denoising_steps=default_denoising_steps,
             values=values,
             numbers=numbers,
-            calibration=calibration,
+            calibration=with_scheduler_tau(calibration, scheduler),
         )
 
     @classmethod
@@ -127,7 +128,7 @@ class TabularRegressionPipeline(UncertaintyPipeline):
             config["default_denoising_steps"] = config.pop("default_num_inference_steps")
         kappa = config.pop("kappa", None)
         if kappa is not None:
-            config["calibration"] = [Calibration(kappa=tuple(kappa)).to_dict()]
+            config["calibration"] = [{"kappa": list(kappa)}]  # tau is the scheduler's
         return config
 
     def calibrate(self, calibration: Calibration) -> Self:

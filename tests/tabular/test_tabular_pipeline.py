@@ -1,6 +1,7 @@
 """`TabularRegressionPipeline`: what a call returns, what is saved, and what old files still give."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -125,6 +126,18 @@ def test_a_run_of_the_code_before_the_first_release_gives_the_same_outputs_and_i
         np.testing.assert_allclose(full.prediction, want["prediction"], rtol=1e-6)
         np.testing.assert_allclose(full.uncertainty, want["uncertainty"], rtol=1e-6)
         np.testing.assert_allclose(full.interval, interval, rtol=1e-6)
+
+
+def test_old_kappas_belong_to_the_tau_of_the_scheduler(tmp_path: Path) -> None:
+    shutil.copytree(FROZEN / "run" / "model", tmp_path, dirs_exist_ok=True)
+    config = tmp_path / "scheduler" / "scheduler_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "tau": 0.5}))
+    pipeline = TabularRegressionPipeline.from_pretrained(tmp_path)
+    record = pipeline.calibration_for()
+    assert record.tau == pipeline.scheduler.config.tau == 0.5
+    assert record.kappas == pytest.approx((1.0804539, 1.4025546))
+    rows = np.array(json.loads((FROZEN / "expected.json").read_text())["rows"])
+    assert np.isfinite(pipeline(rows, 6).samples).all()
 
 
 def test_the_pipeline_survives_save_and_load_and_selection(fitted: DiffusionRegressor, tmp_path: Path) -> None:
