@@ -5,6 +5,7 @@ size of the batch nor on who else is in it.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -26,6 +27,11 @@ def rand(
 ) -> Tensor:
     """Uniform numbers in [0, 1) of shape (*sample_shape, *batch_shape)."""
     return _draw(torch.rand, sample_shape, batch_shape, like, generator)
+
+
+def randint(high: int, batch: int, *, generator: Generators = None) -> Tensor:
+    """Whole numbers within 0..high - 1, uniform, of shape (batch,)."""
+    return _draw(partial(torch.randint, high), (), (batch,), torch.empty((), dtype=torch.int64), generator)
 
 
 def _draw(

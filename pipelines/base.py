@@ -12,7 +12,7 @@ from diffusers.utils import logging
 
 from marigold_uq.calibration import Calibration, read_calibrations, with_calibration
 from marigold_uq.loading import fetch_pretrained
-from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
+from marigold_uq.schedulers.distributional import DistributionalScheduler
 
 logger = logging.get_logger(__name__)
 
@@ -27,7 +27,7 @@ class UncertaintyPipeline(DiffusionPipeline):
 
     uncertainty_modes: ClassVar[tuple[str | None, ...]] = (None,)
     """Ways to uncertainty, each with a calibration of its own; a pipeline with one way has the mode None."""
-    scheduler: DistributionalDDIMScheduler
+    scheduler: DistributionalScheduler
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any) -> Self:

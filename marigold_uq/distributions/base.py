@@ -1,6 +1,7 @@
 """What a network's raw output means: a distribution of the model output given x_t (table in docs/method.md)."""
 
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -226,8 +227,9 @@ class NoiseDistribution(ABC):
 
     def __getitem__(self, rows: slice | Sequence[int] | Tensor) -> Self:
         """The distributions of some samples of the batch."""
-        if isinstance(rows, int):
-            raise TypeError(f"an index must keep the batch axis: use [{rows} : {rows + 1}] instead of [{rows}]")
+        if getattr(rows, "ndim", 0 if hasattr(rows, "__index__") else 1) == 0:  # of Python, numpy or torch
+            row = operator.index(rows)  # type: ignore[arg-type]
+            raise TypeError(f"an index must keep the batch axis: use [{row} : {row + 1}] instead of [{row}]")
         place = (*[slice(None)] * self.batch_axis, rows)
         return self._map(lambda parameter: parameter[place])
 

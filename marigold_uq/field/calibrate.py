@@ -67,7 +67,7 @@ class CalibrationOptions:
     Args:
         steps: Numbers of denoising steps to compare, beside those that the model takes by default.
         tau_evaluations: Rollouts that the search for tau may take, at least 4; 0 leaves tau at 1.
-        color: Also try coloured noise, for family "gaussian".
+        color: Also try coloured noise, for family "gaussian" with a DDIM scheduler.
         num_windows: Validation windows behind the choice of steps, colour and tau.
         fit_windows: Validation windows behind the stored kappas and dampings, which need more: with too few their noise
             is larger than what they correct.
@@ -187,8 +187,8 @@ def calibrate_field(
     leads = options.num_leads if list(config.targets) == list(config.variables) else 1
     windows = Transitions(validation, num_history=config.num_history, num_leads=leads, target_hours=target_hours)
     allotted = allot_windows(options.num_windows, options.fit_windows, options.interval_windows, len(windows))
-    wanted = options.color and pipeline.scheduler.family is GaussianDistribution
-    color = fit_color(pipeline, windows, allotted.color, options.seed) if wanted else None
+    can_color = pipeline.scheduler.family is GaussianDistribution and pipeline.scheduler.whole_timesteps
+    color = fit_color(pipeline, windows, allotted.color, options.seed) if options.color and can_color else None
     scored = open_rollouts(pipeline, windows, allotted.scored)
     best, candidates = choose_settings(pipeline, scored, options, color, verbose)
     pipeline.register_modules(noise_color=color if best.colored else None)

@@ -17,6 +17,7 @@ from marigold_uq.models.field_grid import DAY, NUM_WAVES, FieldDataError, harmon
 from marigold_uq.models.noise_color import NoiseColor
 from marigold_uq.models.season import Season
 from marigold_uq.pipelines.field import FieldForecastPipeline
+from marigold_uq.schedulers.distributional import require_whole_timesteps
 
 __all__ = ["amplitudes", "fit_color", "fit_encoder", "fit_harmonics", "fit_season", "require_data"]
 
@@ -132,6 +133,7 @@ def fit_color(
 ) -> NoiseColor:
     """The spectrum of the standardised residual (o - mean) / std at every timestep, on held-out windows."""
     encoder, scheduler = pipeline.encoder, pipeline.scheduler
+    require_whole_timesteps(scheduler, "the colours of noise")
     batch = default_collate([windows[index] for index in indices])
     history, future = (batch[name].to(pipeline.device) for name in ("history", "future"))
     x_0 = encoder.encode_target(history[:, -1], future[:, 0])

@@ -11,7 +11,7 @@ from marigold_uq.distributions import CholeskyDistribution
 from marigold_uq.models.unet_1d import UNet1d
 from marigold_uq.models.unet_2d import UNet2d
 from marigold_uq.models.widen import widen
-from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
+from marigold_uq.schedulers.distributional import DistributionalScheduler
 
 __all__ = ["build_network", "raw_output"]
 
@@ -20,7 +20,7 @@ NETWORKS = {1: UNet1d, 2: UNet2d}
 
 
 def build_network(
-    scheduler: DistributionalDDIMScheduler,
+    scheduler: DistributionalScheduler,
     event_shape: Sequence[int],
     condition_channels: int,
     *,
@@ -55,7 +55,7 @@ def build_network(
     return network
 
 
-def raw_output(scheduler: DistributionalDDIMScheduler, output: Tensor, event_shape: Sequence[int]) -> Tensor:
+def raw_output(scheduler: DistributionalScheduler, output: Tensor, event_shape: Sequence[int]) -> Tensor:
     """What the family reads, from the network's output (B, channels, *space): itself, or for cholesky the flat form.
 
     With D coordinates the network has 1 + D blocks of channels: the mean, and at coordinate i in block 1 + c the entry
@@ -69,6 +69,6 @@ def raw_output(scheduler: DistributionalDDIMScheduler, output: Tensor, event_sha
     return torch.cat([blocks[:, 0], blocks[:, 1 + rows - columns, rows]], 1)
 
 
-def _num_blocks(scheduler: DistributionalDDIMScheduler, event_shape: Sequence[int]) -> int:
+def _num_blocks(scheduler: DistributionalScheduler, event_shape: Sequence[int]) -> int:
     """Blocks of channels that the network itself has; other families than cholesky have their heads from `widen`."""
     return 1 + prod(event_shape) if issubclass(scheduler.family, CholeskyDistribution) else 1

@@ -160,16 +160,18 @@ class StackedMLP(StackedModel):
 
     def _gates(self, timestep: Tensor | int) -> Tensor:
         """Rows of the gate table of all layers: (S, 1, L W) for one t, (S, B, L W) for (S, B)."""
-        if isinstance(timestep, int) or timestep.ndim == 0:
-            return self.gate[:, int(timestep)].unsqueeze(1)
         num_models, num_rows, _ = self.gate.shape
-        _check_timesteps(timestep, num_rows)
+        _check_timesteps(torch.as_tensor(timestep), num_rows)
+        if not isinstance(timestep, Tensor) or timestep.ndim == 0:
+            return self.gate[:, int(timestep)].unsqueeze(1)
         offset = num_rows * torch.arange(num_models, device=timestep.device).unsqueeze(1)  # (S, 1)
         return functional.embedding(timestep + offset, self.gate.flatten(0, 1))
 
 
 def _check_timesteps(timestep: Tensor, num_rows: int) -> None:
     """Beyond its own rows a model would read the gates of the next one. On a GPU looking would mean waiting."""
+    if timestep.is_floating_point():
+        raise TypeError(f"the gates are a table over whole timesteps; got timesteps of dtype {timestep.dtype}")
     if timestep.device.type == "cpu" and timestep.numel() and not torch.compiler.is_compiling():
         low, high = (int(end) for end in timestep.aminmax())
         if low < 0 or high >= num_rows:

@@ -1,8 +1,8 @@
 """What all distributional schedulers share; a framework adds noise levels, the form of its output and timesteps."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 from diffusers.schedulers.scheduling_ddim import DDIMSchedulerOutput
 from torch import Tensor
@@ -35,6 +35,10 @@ class DistributionalScheduler:
     num_inference_steps: int | None
     init_noise_sigma: float
     """x_T is this times N(0, I)."""
+    set_timesteps: Callable[..., None]
+    """Chooses the timesteps of a chain, as diffusers' scheduler of the framework does."""
+    whole_timesteps: ClassVar[bool] = False
+    """Whether timesteps are the whole numbers 0..num_train_timesteps - 1, so that a table over them can be kept."""
 
     @abstractmethod
     def noise_level(self, timestep: Timestep) -> NoiseLevel[Any]:
@@ -51,6 +55,16 @@ class DistributionalScheduler:
     @abstractmethod
     def sample_timesteps(self, batch: int, generator: Generators = None) -> Tensor:
         """Timesteps (B,) to train at, drawn as the framework does."""
+
+    @property
+    @abstractmethod
+    def noisiest_timestep(self) -> int | float:
+        """The timestep of most noise, where sampling starts."""
+
+    def noise_index(self, timesteps: Tensor) -> Tensor:
+        """Whole numbers (B,) within 0..num_train_timesteps - 1 that rise with the noise of timesteps (B,)."""
+        level, count = self.noise_level(timesteps), self.config.num_train_timesteps
+        return (count * level.noise / (level.signal + level.noise)).long().clamp(max=count - 1)
 
     @property
     def family(self) -> type[NoiseDistribution]:
@@ -181,6 +195,15 @@ class DistributionalScheduler:
 def as_number(timestep: Timestep) -> int | float:
     """A timestep as a Python number, an integer where the schedule's are."""
     return timestep.item() if isinstance(timestep, Tensor) else timestep
+
+
+def require_whole_timesteps(scheduler: DistributionalScheduler, what: str) -> None:
+    """Refuse a framework of continuous timesteps for what keeps a table over timesteps."""
+    if not scheduler.whole_timesteps:
+        raise ValueError(
+            f"{what} need the timesteps 0..num_train_timesteps - 1 of a DistributionalDDIMScheduler; those of a "
+            f"{type(scheduler).__name__} are continuous"
+        )
 
 
 def check_head(noise_family: str, num_components: int, rank: int, eta: float, tau: float) -> None:

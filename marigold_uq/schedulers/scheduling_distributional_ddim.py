@@ -20,7 +20,7 @@ from torch import Tensor
 from marigold_uq.distributions import NoiseDistribution, PointDistribution, family_class
 from marigold_uq.distributions.base import check_tau
 from marigold_uq.precision import at_least_float32
-from marigold_uq.randomness import Generators, rand, randn
+from marigold_uq.randomness import Generators, randint, randn
 from marigold_uq.schedulers.distributional import DistributionalScheduler, Timestep, check_head
 from marigold_uq.schedulers.reverse_step import NoiseLevel, OutputForm, StepCoefficients, original_coefficients
 
@@ -49,6 +49,7 @@ class DistributionalDDIMScheduler(DistributionalScheduler, DDIMScheduler):
     """
 
     timesteps: Tensor  # (S,), falling
+    whole_timesteps = True
 
     @register_to_config
     def __init__(
@@ -143,8 +144,16 @@ class DistributionalDDIMScheduler(DistributionalScheduler, DDIMScheduler):
 
     def sample_timesteps(self, batch: int, generator: Generators = None) -> Tensor:
         """Uniform over all timesteps, as DDPM is trained."""
-        uniform = rand((), (batch,), like=self.alphas_cumprod, generator=generator)
-        return (uniform * self.config.num_train_timesteps).long()
+        return randint(self.config.num_train_timesteps, batch, generator=generator)
+
+    @property
+    def noisiest_timestep(self) -> int:
+        """The last one."""
+        return self.config.num_train_timesteps - 1
+
+    def noise_index(self, timesteps: Tensor) -> Tensor:
+        """The timesteps themselves."""
+        return timesteps
 
     def set_timesteps(
         self,

@@ -149,3 +149,8 @@ class DistributionalEDMScheduler(DistributionalScheduler, EDMEulerScheduler):
         """c_noise of ln(sigma) ~ N(training_log_mean, training_log_std^2)."""
         z = randn((), (batch,), like=torch.empty(()), generator=generator)
         return 0.25 * (self.config.training_log_mean + self.config.training_log_std * z)
+
+    @property
+    def noisiest_timestep(self) -> float:
+        """c_noise of sigma_max."""
+        return 0.25 * math.log(self.config.sigma_max)

@@ -123,3 +123,8 @@ class DistributionalFlowMatchScheduler(DistributionalScheduler, FlowMatchEulerDi
         time = torch.sigmoid(self.config.training_logit_mean + self.config.training_logit_std * z)
         time = self.config.shift * time / (1 + (self.config.shift - 1) * time)
         return time * self.config.num_train_timesteps
+
+    @property
+    def noisiest_timestep(self) -> float:
+        """Pure noise, s = 1."""
+        return float(self.config.num_train_timesteps)

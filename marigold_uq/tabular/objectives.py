@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from marigold_uq.distributions import NoiseDistribution, SampleDistribution
 from marigold_uq.models.mlp import StackedBaseline
+from marigold_uq.schedulers.distributional import require_whole_timesteps
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
 from marigold_uq.scores import sample_scores
 
@@ -63,6 +64,7 @@ class DenoisingObjective:
     """
 
     def __init__(self, scheduler: DistributionalDDIMScheduler, num_targets: int = 1, *, num_draws: int = 4) -> None:
+        require_whole_timesteps(scheduler, "the gates of a tabular network")
         if scheduler.family.noise_channels and num_draws < 2:
             raise ValueError(
                 f"the fair score of family {scheduler.family.name!r} needs num_draws >= 2; got {num_draws}"

@@ -6,20 +6,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from marigold_uq.schedulers.distributional import DistributionalScheduler
+
 __all__ = ["multiresolution_noise", "training_noise", "training_timesteps"]
 
 _MAX_LEVELS = 10
 
 
-def training_timesteps(num_train_timesteps: int, generators: list[torch.Generator], *, uniform: bool) -> Tensor:
-    """Timesteps (B,), each from its own generator; unless uniform, half of them are the last one."""
-    last = num_train_timesteps - 1
-    drawn = []
-    for generator in generators:
-        t = torch.randint(num_train_timesteps, (1,), generator=generator)
-        is_last = torch.rand(1, generator=generator) < 0.5
-        drawn.append(t if uniform else torch.where(is_last, last, t))
-    return torch.cat(drawn)
+def training_timesteps(
+    scheduler: DistributionalScheduler, generators: list[torch.Generator], *, uniform: bool
+) -> Tensor:
+    """Timesteps (B,), each from its own generator, drawn as the framework does; unless uniform, half are the last."""
+    timesteps = scheduler.sample_timesteps(len(generators), generators)
+    coins = torch.cat([torch.rand(1, generator=generator) for generator in generators])
+    return timesteps if uniform else torch.where(coins < 0.5, scheduler.noisiest_timestep, timesteps)
 
 
 def multiresolution_noise(shape: Sequence[int], strength: float, generator: torch.Generator) -> Tensor:
@@ -44,21 +44,21 @@ def multiresolution_noise(shape: Sequence[int], strength: float, generator: torc
 
 def training_noise(
     shape: Sequence[int],
-    timesteps: Tensor,
+    index: Tensor,
     num_train_timesteps: int,
     strength: float,
     generators: list[torch.Generator],
 ) -> Tensor:
     """Noise of a batch (B, C, H, W), each sample from its own generator.
 
-    strength > 0: multi-resolution noise annealed with the timestep, strength * t / T, so that little noise is white and
-    much noise is coarse. strength 0: white.
+    strength > 0: multi-resolution noise annealed with `DistributionalScheduler.noise_index` (B,), strength * index / T,
+    so that little noise is white and much noise is coarse. strength 0: white.
     """
     if strength == 0:
         return torch.stack([torch.randn(tuple(shape), generator=generator) for generator in generators])
     return torch.stack(
         [
-            multiresolution_noise(shape, strength * int(t) / num_train_timesteps, generator)
-            for t, generator in zip(timesteps, generators, strict=True)
+            multiresolution_noise(shape, strength * int(i) / num_train_timesteps, generator)
+            for i, generator in zip(index, generators, strict=True)
         ]
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from marigold_uq.denoising import Denoiser, predict_output
 from marigold_uq.distributions import NoiseDistribution
-from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
+from marigold_uq.schedulers.distributional import DistributionalScheduler
 from marigold_uq.scores import SCORES, RunningResidualScale, sample_scores
 from marigold_uq.training.noise import training_noise, training_timesteps
 
@@ -28,12 +28,13 @@ class ObjectiveConfig:
     Args:
         score: "crps", "energy", "kernel", "log", "projected" or "squared_error"; None takes the family's own.
         score_options: Arguments of the score, for instance patch_size of "projected".
-        adaptive_bandwidth: Kernel score: the bandwidth follows the running RMS of the residual at each timestep, and
+        adaptive_bandwidth: Kernel score: the bandwidth follows the running RMS of the residual at each noise level, and
             the score is multiplied by it. With False give score_options bandwidth (and per_dimension: false for an
             absolute one, as in the paper).
         num_draws: Draws of the network per sample, for the family "sample".
         noise_strength: Annealed multi-resolution noise (Marigold: 0.9); 0 is white noise.
-        uniform_timesteps: False gives half of the samples the last timestep, where few-step sampling starts.
+        uniform_timesteps: True draws timesteps as the framework does, which for DDIM is uniformly; False gives half of
+            the samples the last timestep, where few-step sampling starts.
     """
 
     score: str | None = None
@@ -60,6 +61,7 @@ class Prediction:
     target: Tensor  # (B, C, ...)
     x_t: Tensor  # (B, C, ...)
     timesteps: Tensor  # (B,)
+    index: Tensor  # (B,), of the noise level
 
 
 class Objective:
@@ -74,7 +76,7 @@ class Objective:
     """
 
     def __init__(
-        self, config: ObjectiveConfig, scheduler: DistributionalDDIMScheduler, *, direction_group: int = 1
+        self, config: ObjectiveConfig, scheduler: DistributionalScheduler, *, direction_group: int = 1
     ) -> None:
         self.config, self.scheduler, self.direction_group = config, scheduler, direction_group
         self.score = config.score or scheduler.family.default_score
@@ -116,9 +118,9 @@ class Objective:
     def update(self) -> None:
         """After an optimiser step: learn from the residuals of all processes."""
         if self._adaptive and self._residuals:
-            timesteps, square, count = gather(torch.cat(self._residuals)).unbind(1)
+            index, square, count = gather(torch.cat(self._residuals)).unbind(1)
             self._residuals.clear()
-            self.scale.update_sums(timesteps.long(), square, count)
+            self.scale.update_sums(index.long(), square, count)
 
     def predict(
         self,
@@ -130,21 +132,22 @@ class Objective:
     ) -> Prediction:
         """Draw timesteps, where none are given on the CPU, and noise, and ask the network."""
         config, scheduler = self.config, self.scheduler
-        steps = scheduler.config.num_train_timesteps
         if timesteps is None:
-            timesteps = training_timesteps(steps, generators, uniform=config.uniform_timesteps)
-        noise = training_noise(x_0.shape[1:], timesteps, steps, config.noise_strength, generators).to(x_0)
+            timesteps = training_timesteps(scheduler, generators, uniform=config.uniform_timesteps)
+        index = scheduler.noise_index(timesteps)
+        steps = scheduler.config.num_train_timesteps
+        noise = training_noise(x_0.shape[1:], index, steps, config.noise_strength, generators).to(x_0)
         timesteps = timesteps.to(x_0.device)
         x_t = scheduler.add_noise(x_0, noise, timesteps)
         target = scheduler.training_target(x_0, noise, timesteps)
         law = predict_output(denoiser, scheduler, x_t, timesteps, num_draws=config.num_draws, generator=generators)
-        return Prediction(law, target, x_t, timesteps)
+        return Prediction(law, target, x_t, timesteps, index.to(x_0.device))
 
     def scores(self, prediction: Prediction, generators: list[torch.Generator], mask: Tensor | None = None) -> Tensor:
         """(B,); random directions come from the generator of the first sample of each group."""
         law, target = prediction.law, prediction.target
         if self._adaptive:
-            scale = self.scale(prediction.timesteps)
+            scale = self.scale(prediction.index)
             return scale * sample_scores(law, target, self.score, mask=mask, bandwidth=scale, **self.options)
         if self.score not in _NEEDS_DIRECTIONS or law.noise_channels:  # an implicit family brings its draws
             return sample_scores(law, target, self.score, mask=mask, **self.options)
@@ -152,19 +155,14 @@ class Objective:
         for first in range(0, len(target), self.direction_group):
             rows = slice(first, first + self.direction_group)
             own = {"mask": None if mask is None else mask[rows], "generator": generators[first], **self.options}
-            parts.append(sample_scores(_rows(law, rows), target[rows], self.score, **own))
+            parts.append(sample_scores(law[rows], target[rows], self.score, **own))
         return torch.cat(parts)
 
 
 def residual_rows(prediction: Prediction, mask: Tensor | None) -> Tensor:
-    """(B, 3): the timestep, the sum of squared residuals over coordinates that count, and their number."""
+    """(B, 3): the noise index, the sum of squared residuals over coordinates that count, and their number."""
     target = prediction.target
     residual = (target - prediction.law.mean.detach()).flatten(1)
     keep = torch.ones_like(residual, dtype=torch.bool) if mask is None else mask.expand(target.shape).flatten(1)
     square = torch.where(keep, residual, 0.0).square().sum(1)
-    return torch.stack([prediction.timesteps.float(), square.float(), keep.sum(1).float()], 1)
-
-
-def _rows(law: NoiseDistribution, rows: slice) -> NoiseDistribution:
-    """The distributions of some samples of the batch."""
-    return type(law)(**{parameter.name: getattr(law, parameter.name)[rows] for parameter in fields(law)})
+    return torch.stack([prediction.index.float(), square.float(), keep.sum(1).float()], 1)

@@ -13,7 +13,7 @@ from marigold_uq.denoising import Denoiser
 from marigold_uq.models.condition_encoder import ConditionEncoder
 from marigold_uq.randomness import Generators, base_seed, member_seed, randn
 from marigold_uq.sampling import one_step_distribution
-from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
+from marigold_uq.schedulers.distributional import DistributionalScheduler
 
 _SPREAD_DRAWS = 8
 
@@ -112,7 +112,7 @@ class MemberLatents:
 
 def draw_first_distribution(
     denoiser: Denoiser,
-    scheduler: DistributionalDDIMScheduler,
+    scheduler: DistributionalScheduler,
     x_T: Tensor,
     *,
     num_draws: int,
@@ -129,7 +129,7 @@ def draw_first_distribution(
 
 
 def first_distribution_quantiles(
-    denoiser: Denoiser, scheduler: DistributionalDDIMScheduler, x_T: Tensor, *, num_levels: int
+    denoiser: Denoiser, scheduler: DistributionalScheduler, x_T: Tensor, *, num_levels: int
 ) -> list[ChainResult]:
     """Mean and quantiles (1 + num_levels, C, h, w) of the distribution that `draw_first_distribution` draws from.
 

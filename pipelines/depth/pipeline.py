@@ -46,7 +46,6 @@ from marigold_uq.pipelines.depth.output import (
 from marigold_uq.pipelines.depth.starting_point import as_distributional, embedded_path, zero_snr_options
 from marigold_uq.randomness import Generators, randn
 from marigold_uq.sampling import reverse_diffusion
-from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
 from marigold_uq.uncertainty import TrajectoryUncertainty
 
 __all__ = ["DEFAULT_BASE", "MarigoldUQDepthPipeline"]
@@ -65,7 +64,7 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
     Args:
         unet: Widened U-Net, input [image latent, depth latent (, noise)], output the raw channels of the family.
         vae: `AutoencoderKL`, `AutoencoderTiny`, or `DepthCells` beside an image encoder.
-        scheduler: `DistributionalDDIMScheduler`; a stock DDIM, DDPM or PNDM scheduler is converted (family "point").
+        scheduler: A `DistributionalScheduler`; a stock DDIM, DDPM or PNDM scheduler is converted (family "point").
         text_encoder, tokenizer: Optional; needed only where `prompt_embedding` is not given.
         prompt_embedding: Stored embedding of the empty prompt.
         image_encoder: Optional `ConditionEncoder`: the U-Net's input is then [its channels, depth latent].
@@ -181,13 +180,10 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
                 "take another (marigold_uq.models.widen.narrow goes back to one)"
             )
         widen(self.unet, noise_family, num_components=num_components, rank=rank, **options)
-        self.scheduler = DistributionalDDIMScheduler.from_config(
-            self.scheduler.config,
-            noise_family=noise_family,
-            num_components=num_components,
-            rank=rank,
-            clip_sample=False,
-            thresholding=False,
+        unclipped = {name: False for name in ("clip_sample", "thresholding") if name in self.scheduler.config}
+        kind: Any = type(self.scheduler)
+        self.scheduler = kind.from_config(
+            self.scheduler.config, noise_family=noise_family, num_components=num_components, rank=rank, **unclipped
         )
         return self
 

@@ -8,6 +8,7 @@ from typing import Any
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 
 import marigold_uq
+from marigold_uq.schedulers.distributional import DistributionalScheduler
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
 
 _CONVERTIBLE = ("DDIMScheduler", "DDPMScheduler", "PNDMScheduler")
@@ -24,12 +25,12 @@ def embedded_path() -> Path:
     return path
 
 
-def as_distributional(scheduler: SchedulerMixin, **options: Any) -> DistributionalDDIMScheduler:
-    """A stock scheduler as ours, family "point"; only schedulers of the same diffusion can be converted.
+def as_distributional(scheduler: SchedulerMixin, **options: Any) -> DistributionalScheduler:
+    """Ours as they are, or a stock scheduler as DDIM of family "point"; only those of the same diffusion can be.
 
     `options` replace entries of its config.
     """
-    if isinstance(scheduler, DistributionalDDIMScheduler) and not options:
+    if isinstance(scheduler, DistributionalScheduler) and not options:
         return scheduler
     name = type(scheduler).__name__
     if name not in (*_CONVERTIBLE, DistributionalDDIMScheduler.__name__):

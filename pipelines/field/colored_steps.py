@@ -8,7 +8,7 @@ from marigold_uq.distributions import GaussianDistribution
 from marigold_uq.models.noise_color import NoiseColor
 from marigold_uq.randomness import Generators, randn
 from marigold_uq.sampling import ReverseStep
-from marigold_uq.schedulers.distributional import DistributionalScheduler
+from marigold_uq.schedulers.distributional import DistributionalScheduler, require_whole_timesteps
 
 __all__ = ["ColoredSteps"]
 
@@ -28,6 +28,7 @@ class ColoredSteps:
         """Note the step; its noise is drawn in `redraw`."""
         if not isinstance(step.law, GaussianDistribution):
             raise TypeError(f"coloured noise is for family 'gaussian'; got {step.law.name!r}")
+        require_whole_timesteps(scheduler, "the colours of noise")
         c = scheduler.step_coefficients(step.timestep)
         loc, x_t = step.law.loc, step.x_t.to(step.law.dtype)
         head, white = (randn((), loc.shape, like=loc, generator=self.generator) for _ in range(2))

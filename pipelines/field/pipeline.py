@@ -24,9 +24,10 @@ from marigold_uq.pipelines.base import UncertaintyPipeline, logger
 from marigold_uq.pipelines.field.colored_steps import ColoredSteps
 from marigold_uq.pipelines.field.output import FieldForecast, blend, damp, stretch
 from marigold_uq.pipelines.field.states import InitialStates, as_seconds, read_states
+from marigold_uq.pipelines.old_records import with_scheduler_tau
 from marigold_uq.randomness import Generators, base_seed, member_generators
 from marigold_uq.sampling import StepObserver, initial_noise, reverse_diffusion
-from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
+from marigold_uq.schedulers.distributional import DistributionalScheduler
 from marigold_uq.uncertainty import TrajectoryUncertainty
 
 __all__ = ["FieldForecastPipeline"]
@@ -59,7 +60,7 @@ class FieldForecastPipeline(UncertaintyPipeline):
     model_cpu_offload_seq = "encoder->unet"
     _optional_components = ["noise_color", "season"]  # noqa: RUF012, diffusers reads a list
     unet: UNet1d | UNet2d
-    scheduler: DistributionalDDIMScheduler
+    scheduler: DistributionalScheduler
     encoder: FieldEncoder
     noise_color: NoiseColor | None
     season: Season | None
@@ -67,7 +68,7 @@ class FieldForecastPipeline(UncertaintyPipeline):
     def __init__(
         self,
         unet: UNet1d | UNet2d,
-        scheduler: DistributionalDDIMScheduler,
+        scheduler: DistributionalScheduler,
         encoder: FieldEncoder,
         noise_color: NoiseColor | None = None,
         season: Season | None = None,
@@ -80,7 +81,7 @@ class FieldForecastPipeline(UncertaintyPipeline):
         self.register_modules(unet=unet, scheduler=scheduler, encoder=encoder, noise_color=noise_color, season=season)
         self.register_to_config(
             default_denoising_steps=default_denoising_steps,
-            calibration=calibration,
+            calibration=with_scheduler_tau(calibration, scheduler),
             lead_dampings=lead_dampings,
             lead_season_shares=lead_season_shares,
         )
@@ -102,7 +103,7 @@ class FieldForecastPipeline(UncertaintyPipeline):
         records = [one.to_dict() for one in read_calibrations(new.get("calibration"))]
         kappas = new.pop("lead_kappas", None)
         if kappas:
-            records = [{**(records[0] if records else Calibration().to_dict()), "kappa": list(kappas)}]
+            records = [{**(records[0] if records else {}), "kappa": list(kappas)}]  # tau is the scheduler's
         new["calibration"] = records or None
         return new
 

@@ -19,9 +19,11 @@ from marigold_uq.metrics import nested_interval
 from marigold_uq.metrics import quantiles as quantiles_of
 from marigold_uq.models.mlp import StackedMLP, StackedModel
 from marigold_uq.pipelines.base import UncertaintyPipeline
+from marigold_uq.pipelines.old_records import with_scheduler_tau
 from marigold_uq.pipelines.tabular.columns import TabularEncoder, is_frame
 from marigold_uq.randomness import base_seed, member_seed
 from marigold_uq.sampling import initial_noise, reverse_diffusion
+from marigold_uq.schedulers.distributional import require_whole_timesteps
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
 from marigold_uq.uncertainty import TrajectoryUncertainty, VarianceDecomposition, decompose_member_samples
 
@@ -86,6 +88,7 @@ class TabularRegressionPipeline(UncertaintyPipeline):
 
     _optional_components = ["baseline"]  # noqa: RUF012, diffusers reads a list
     network: StackedMLP
+    scheduler: DistributionalDDIMScheduler
     baseline: StackedModel | None
 
     def __init__(
@@ -100,13 +103,14 @@ class TabularRegressionPipeline(UncertaintyPipeline):
         calibration: list[dict[str, Any]] | None = None,
     ) -> None:
         super().__init__()
+        require_whole_timesteps(scheduler, "the gates of a tabular network")
         self.register_modules(network=network, scheduler=scheduler, baseline=baseline)
         self.register_to_config(
             columns=columns,
             default_denoising_steps=default_denoising_steps,
             values=values,
             numbers=numbers,
-            calibration=calibration,
+            calibration=with_scheduler_tau(calibration, scheduler),
         )
 
     @classmethod
@@ -124,7 +128,7 @@ class TabularRegressionPipeline(UncertaintyPipeline):
             config["default_denoising_steps"] = config.pop("default_num_inference_steps")
         kappa = config.pop("kappa", None)
         if kappa is not None:
-            config["calibration"] = [Calibration(kappa=tuple(kappa)).to_dict()]
+            config["calibration"] = [{"kappa": list(kappa)}]  # tau is the scheduler's
         return config
 
     def calibrate(self, calibration: Calibration) -> Self:

@@ -3,7 +3,9 @@
 import math
 from collections.abc import Callable
 from dataclasses import fields
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.laws import (
@@ -53,9 +55,10 @@ def test_rows_of_a_batch_are_the_distributions_of_these_samples(name: str, rows:
 
 
 @every_family
-def test_an_index_that_drops_the_batch_axis_is_refused(name: str) -> None:
+@pytest.mark.parametrize("index", [1, np.int64(1), torch.tensor(1)], ids=["python", "numpy", "torch"])
+def test_an_index_that_drops_the_batch_axis_is_refused(name: str, index: Any) -> None:
     with pytest.raises(TypeError, match=r"use \[1 : 2\] instead of \[1\]"):
-        random_law(name, (3,))[1]  # type: ignore[index]
+        random_law(name, (3,))[index]
 
 
 @every_family

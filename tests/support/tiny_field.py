@@ -9,7 +9,7 @@ from marigold_uq.field.data import Trajectories, WeatherSequences
 from marigold_uq.field.encoding import fit_encoder
 from marigold_uq.models.field_head import build_network
 from marigold_uq.pipelines.field import FieldForecastPipeline
-from marigold_uq.schedulers import DistributionalDDIMScheduler
+from marigold_uq.schedulers import DistributionalDDIMScheduler, DistributionalScheduler
 from support.weather_records import record
 
 NETWORK = {"block_out_channels": (8, 8), "layers_per_block": 1, "embedding_channels": 8, "dropout": 0.0}
@@ -36,9 +36,11 @@ def tiny_scheduler(family: str = "gaussian", **options: Any) -> DistributionalDD
     )
 
 
-def tiny_pipeline(family: str = "gaussian", data: Any = None, **encoder: Any) -> FieldForecastPipeline:
-    """A pipeline for trajectories, or for whatever `data` is."""
-    scheduler = tiny_scheduler(family)
+def tiny_pipeline(
+    family: str = "gaussian", data: Any = None, *, scheduler: DistributionalScheduler | None = None, **encoder: Any
+) -> FieldForecastPipeline:
+    """A pipeline for trajectories, or for whatever `data` is; `scheduler` takes the place of the family's DDIM."""
+    scheduler = tiny_scheduler(family) if scheduler is None else scheduler
     codec = fit_encoder(tiny_trajectories() if data is None else data, **encoder)
     network = build_network(scheduler, codec.event_shape, codec.condition_channels, **NETWORK).eval()
     with torch.no_grad():

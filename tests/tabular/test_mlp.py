@@ -95,3 +95,12 @@ def test_a_timestep_beyond_the_table_is_refused_instead_of_read_from_the_next_mo
     for wrong in (6, -1):
         with pytest.raises(IndexError, match=r"timesteps must lie within 0\.\.5"):
             network(x, torch.full_like(t, wrong), c, f)
+        with pytest.raises(IndexError, match=r"timesteps must lie within 0\.\.5"):
+            network(x, wrong, c, f)
+
+
+def test_a_timestep_that_is_no_whole_number_is_refused() -> None:
+    network, (x, t, c, f) = build(), inputs()
+    for wrong in (0.5, torch.tensor(1.0), t.float()):
+        with pytest.raises(TypeError, match="a table over whole timesteps"):
+            network(x, wrong, c, f)

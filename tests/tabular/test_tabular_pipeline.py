@@ -1,6 +1,7 @@
 """`TabularRegressionPipeline`: what a call returns, what is saved, and what old files still give."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,10 @@ from support.tiny_sets import quick_model
 
 from marigold_uq.calibration import Calibration, IntervalGrid
 from marigold_uq.pipelines.tabular import TabularRegressionPipeline
+from marigold_uq.schedulers import DistributionalEDMScheduler, DistributionalFlowMatchScheduler
 from marigold_uq.tabular import DiffusionRegressor
 from marigold_uq.tabular.evaluate import load_run
+from marigold_uq.tabular.objectives import DenoisingObjective
 
 FROZEN = Path(__file__).parents[1] / "checkpoints" / "tabular"
 
@@ -68,6 +71,15 @@ def test_counts_must_be_at_least_one(fitted: DiffusionRegressor, name: str) -> N
         fitted.pipeline_(data(3)[0], **{name: 0})
 
 
+@pytest.mark.parametrize("kind", [DistributionalEDMScheduler, DistributionalFlowMatchScheduler])
+def test_a_scheduler_of_continuous_timesteps_is_refused(fitted: DiffusionRegressor, kind: type) -> None:
+    scheduler = kind(noise_family="gaussian")
+    for build in (lambda: TabularRegressionPipeline(fitted.pipeline_.network, scheduler),
+                  lambda: DenoisingObjective(scheduler)):  # fmt: skip
+        with pytest.raises(ValueError, match=f"the gates of a tabular network need .* of a {kind.__name__} are cont"):
+            build()
+
+
 def test_a_calibration_has_one_entry_per_target(fitted: DiffusionRegressor) -> None:
     grid = IntervalGrid((0.5, 0.9), ((1.0, 1.0), (2.0, 2.0)))
     with pytest.raises(ValueError, match="kappa needs 1 entries, one per target; got 2"):
@@ -114,6 +126,18 @@ def test_a_run_of_the_code_before_the_first_release_gives_the_same_outputs_and_i
         np.testing.assert_allclose(full.prediction, want["prediction"], rtol=1e-6)
         np.testing.assert_allclose(full.uncertainty, want["uncertainty"], rtol=1e-6)
         np.testing.assert_allclose(full.interval, interval, rtol=1e-6)
+
+
+def test_old_kappas_belong_to_the_tau_of_the_scheduler(tmp_path: Path) -> None:
+    shutil.copytree(FROZEN / "run" / "model", tmp_path, dirs_exist_ok=True)
+    config = tmp_path / "scheduler" / "scheduler_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "tau": 0.5}))
+    pipeline = TabularRegressionPipeline.from_pretrained(tmp_path)
+    record = pipeline.calibration_for()
+    assert record.tau == pipeline.scheduler.config.tau == 0.5
+    assert record.kappas == pytest.approx((1.0804539, 1.4025546))
+    rows = np.array(json.loads((FROZEN / "expected.json").read_text())["rows"])
+    assert np.isfinite(pipeline(rows, 6).samples).all()
 
 
 def test_the_pipeline_survives_save_and_load_and_selection(fitted: DiffusionRegressor, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from marigold_uq.schedulers import DistributionalDDIMScheduler
 from marigold_uq.training.noise import multiresolution_noise, training_noise, training_timesteps
 
 SHAPE = (2, 16, 24)
@@ -81,10 +82,21 @@ def test_without_strength_it_is_torchs_own_normal_noise() -> None:
 
 
 def test_half_of_the_timesteps_can_be_the_last() -> None:
-    generators = [generator(seed) for seed in range(400)]
-    often = training_timesteps(1000, generators, uniform=False)
+    scheduler, generators = DistributionalDDIMScheduler(), [generator(seed) for seed in range(400)]
+    often = training_timesteps(scheduler, generators, uniform=False)
     assert 160 < int((often == 999).sum()) < 240  # 200 expected, 4 standard deviations of 10
-    uniform = training_timesteps(1000, [generator(seed) for seed in range(400)], uniform=True)
+    uniform = training_timesteps(scheduler, [generator(seed) for seed in range(400)], uniform=True)
     assert int((uniform == 999).sum()) < 5
     assert float(uniform.double().mean()) == pytest.approx(499.5, abs=4 * 289 / 20)
     assert torch.equal(often[often != 999], uniform[often != 999])
+
+
+def test_integer_timesteps_are_the_recorded_ones_with_a_coin_after_each() -> None:
+    """What a sample draws decides whether a resumed run equals an uninterrupted one."""
+    streams = [generator(seed) for seed in range(20)]
+    drawn = training_timesteps(DistributionalDDIMScheduler(), streams, uniform=False)
+    for seed, stream in enumerate(streams):
+        own = generator(seed)
+        t, is_last = torch.randint(1000, (1,), generator=own), torch.rand(1, generator=own) < 0.5
+        assert int(drawn[seed]) == (999 if is_last else int(t))
+        assert torch.equal(stream.get_state(), own.get_state())

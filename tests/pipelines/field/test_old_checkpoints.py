@@ -5,6 +5,8 @@ tests/checkpoints/field holds two pipelines, saved at revision bc558dc by its `s
 time), `line` with one kappa. The sums below were printed by that revision's `pipeline(...).members` and `.interval`.
 """
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -40,4 +42,17 @@ def test_a_model_with_one_kappa_forecasts_as_it_did() -> None:
     states = torch.stack([tiny_trajectories().read(i, 0, 2) for i in range(2)])
     samples = pipeline(states, 2, generator=torch.Generator().manual_seed(0)).samples
     assert samples.shape == (5, 2, 2, 1, 16)
+    assert float(samples.double().abs().sum()) == pytest.approx(485.6547478288412, rel=1e-5)
+
+
+def test_kappas_without_a_record_belong_to_the_tau_of_the_scheduler(tmp_path: Path) -> None:
+    """The model above, in the older layout that kept tau in the scheduler alone (there it is 0.7)."""
+    shutil.copytree(CHECKPOINTS / "line", tmp_path, dirs_exist_ok=True)
+    index = json.loads((tmp_path / "model_index.json").read_text())
+    del index["calibration"]
+    (tmp_path / "model_index.json").write_text(json.dumps({**index, "lead_kappas": [1.4]}))
+    pipeline = FieldForecastPipeline.from_pretrained(tmp_path)
+    assert pipeline.calibration_for().tau == pipeline.scheduler.config.tau == 0.7
+    states = torch.stack([tiny_trajectories().read(i, 0, 2) for i in range(2)])
+    samples = pipeline(states, 2, ensemble_size=5, generator=torch.Generator().manual_seed(0)).samples
     assert float(samples.double().abs().sum()) == pytest.approx(485.6547478288412, rel=1e-5)
