@@ -12,7 +12,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from marigold_uq.calibration import Calibration, IntervalGrid, check_coverage, read_calibrations
+from marigold_uq.calibration import Calibration, IntervalGrid, check_coverage
 from marigold_uq.denoising import Denoiser
 from marigold_uq.models.field_encoder import FieldEncoder
 from marigold_uq.models.field_head import raw_output
@@ -96,14 +96,13 @@ class FieldForecastPipeline(UncertaintyPipeline):
     @classmethod
     def upgrade_config(cls, config: dict[str, Any]) -> dict[str, Any]:
         """Names of versions before the first release; one kappa per lead time was an entry of its own."""
-        new = dict(config)
+        new = super().upgrade_config(config)
         if "default_num_inference_steps" in new:
             new["default_denoising_steps"] = new.pop("default_num_inference_steps")
-        records = [one.to_dict() for one in read_calibrations(new.get("calibration"))]
         kappas = new.pop("lead_kappas", None)
         if kappas:
-            records = [{**(records[0] if records else Calibration().to_dict()), "kappa": list(kappas)}]
-        new["calibration"] = records or None
+            first = new["calibration"][0] if new.get("calibration") else {}
+            new["calibration"] = [{**first, "kappa": list(kappas)}]
         return new
 
     def calibrate(

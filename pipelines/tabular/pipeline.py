@@ -119,24 +119,18 @@ class TabularRegressionPipeline(UncertaintyPipeline):
     @classmethod
     def upgrade_config(cls, config: dict[str, Any]) -> dict[str, Any]:
         """Before the first release, kappa and the default number of steps had entries of their own."""
-        config = dict(config)
+        config = super().upgrade_config(config)
         if "default_num_inference_steps" in config:
             config["default_denoising_steps"] = config.pop("default_num_inference_steps")
         kappa = config.pop("kappa", None)
         if kappa is not None:
-            config["calibration"] = [Calibration(kappa=tuple(kappa)).to_dict()]
+            config["calibration"] = [{"kappa": list(kappa)}]
         return config
 
-    def calibrate(self, calibration: Calibration) -> Self:
-        """As for every pipeline; kappa and intervals need one entry per target, or kappa a single number for all."""
-        num_targets = self.network.config.num_targets
-        if isinstance(calibration.kappa, tuple) and len(calibration.kappa) != num_targets:
-            raise ValueError(f"kappa needs {num_targets} entries, one per target; got {len(calibration.kappa)}")
-        if calibration.interval is not None and calibration.interval.num_outputs != num_targets:
-            raise ValueError(
-                f"intervals need {num_targets} half widths, one per target; got {calibration.interval.num_outputs}"
-            )
-        return super().calibrate(calibration)
+    @property
+    def num_calibrated_outputs(self) -> int:
+        """One per target."""
+        return int(self.network.config.num_targets)
 
     @property
     def model_numbers(self) -> list[int]:

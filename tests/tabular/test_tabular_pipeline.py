@@ -70,9 +70,9 @@ def test_counts_must_be_at_least_one(fitted: DiffusionRegressor, name: str) -> N
 
 def test_a_calibration_has_one_entry_per_target(fitted: DiffusionRegressor) -> None:
     grid = IntervalGrid((0.5, 0.9), ((1.0, 1.0), (2.0, 2.0)))
-    with pytest.raises(ValueError, match="kappa needs 1 entries, one per target; got 2"):
+    with pytest.raises(ValueError, match="kappa needs 1 entries, one per output; got 2"):
         fitted.pipeline_.calibrate(Calibration(kappa=(1.0, 2.0)))
-    with pytest.raises(ValueError, match="intervals need 1 half widths, one per target; got 2"):
+    with pytest.raises(ValueError, match="intervals need 1 half widths, one per output; got 2"):
         fitted.pipeline_.calibrate(Calibration(interval=grid))
 
 
@@ -114,6 +114,23 @@ def test_a_run_of_the_code_before_the_first_release_gives_the_same_outputs_and_i
         np.testing.assert_allclose(full.prediction, want["prediction"], rtol=1e-6)
         np.testing.assert_allclose(full.uncertainty, want["uncertainty"], rtol=1e-6)
         np.testing.assert_allclose(full.interval, interval, rtol=1e-6)
+
+
+def test_an_old_kappa_takes_the_tau_of_its_scheduler(fitted: DiffusionRegressor, tmp_path: Path) -> None:
+    pipeline = fitted.pipeline_.select([0, 1])
+    pipeline.calibrate(Calibration(tau=0.5, kappa=2.0)).save_pretrained(tmp_path)
+    pipeline.scheduler.calibrate(1.0)  # it is shared
+    index = json.loads((tmp_path / "model_index.json").read_text())
+    del index["calibration"]
+    (tmp_path / "model_index.json").write_text(json.dumps({**index, "kappa": [2.0]}))
+    loaded = TabularRegressionPipeline.from_pretrained(tmp_path)
+    assert loaded.calibration_for() == Calibration(tau=0.5, kappa=(2.0,))
+    loaded.save_pretrained(tmp_path / "again")
+    again = TabularRegressionPipeline.from_pretrained(tmp_path / "again")
+    assert again.calibration_for() == Calibration(tau=0.5, kappa=(2.0,))
+    loaded.scheduler.calibrate(0.25)
+    with pytest.raises(ValueError, match=r"made with tau = 0\.5, but the scheduler has tau = 0\.25"):
+        loaded(data(3)[0])
 
 
 def test_the_pipeline_survives_save_and_load_and_selection(fitted: DiffusionRegressor, tmp_path: Path) -> None:
