@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from diffusers.utils import BaseOutput
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
@@ -115,6 +116,14 @@ class TabularRegressionPipeline(UncertaintyPipeline):
         if "dtype" not in kwargs:
             kwargs.setdefault("torch_dtype", torch.float64)
         return super().from_pretrained(pretrained_model_name_or_path, **kwargs)
+
+    @classmethod
+    def from_pipe(cls, pipeline: DiffusionPipeline, **kwargs: Any) -> Self:
+        """As in diffusers, but the baseline may be any `StackedModel`, and the default is float64 here too."""
+        kwargs.setdefault("baseline", pipeline.components.get("baseline"))
+        if "dtype" not in kwargs:
+            kwargs.setdefault("torch_dtype", torch.float64)
+        return super().from_pipe(pipeline, **kwargs)
 
     @classmethod
     def upgrade_config(cls, config: dict[str, Any]) -> dict[str, Any]:

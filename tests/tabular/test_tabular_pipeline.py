@@ -133,6 +133,17 @@ def test_an_old_kappa_takes_the_tau_of_its_scheduler(fitted: DiffusionRegressor,
         loaded(data(3)[0])
 
 
+def test_a_pipeline_from_another_keeps_its_baseline_and_its_numbers(fitted: DiffusionRegressor) -> None:
+    x, pipeline = data(5, 1)[0], fitted.pipeline_.select([0, 1])
+    want = pipeline(x, 20, coverage=0.9)
+    copy = TabularRegressionPipeline.from_pipe(pipeline)
+    assert copy.baseline is pipeline.baseline
+    assert copy.calibrations == pipeline.calibrations
+    found = copy(x, 20, coverage=0.9)
+    np.testing.assert_allclose(found.samples, want.samples, rtol=1e-9)
+    np.testing.assert_allclose(found.interval, want.interval, rtol=1e-9)
+
+
 def test_the_pipeline_survives_save_and_load_and_selection(fitted: DiffusionRegressor, tmp_path: Path) -> None:
     x = data(5, 1)[0]
     fitted.pipeline_.save_pretrained(tmp_path)
