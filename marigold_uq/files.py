@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from numbers import Number
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -35,12 +36,13 @@ def atomic_path(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     path = Path(path)
     temporary = path.with_name(f"{TEMPORARY}{uuid4().hex}{path.suffix}")  # the suffix tells writers the format
     try:
-        _check_target(path, overwrite)
-        yield temporary
-        _check_target(path, overwrite)  # another process may have been faster
-        os.replace(temporary, path)
-    except OSError as error:
-        raise _explained(error, path) from error
+        with _explaining(path):
+            _check_target(path, overwrite)
+        with _explaining(path, temporary):
+            yield temporary
+        with _explaining(path):
+            _check_target(path, overwrite)  # another process may have been faster
+            os.replace(temporary, path)
     finally:
         remove(temporary)
 
@@ -50,20 +52,22 @@ def atomic_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path
     """Give a temporary folder beside `path` to fill; rename it to `path` if the block succeeds, else remove it.
 
     With `overwrite` the old folder is moved away before it is deleted: at every moment one of the two is complete.
+    A link stays, and the folder that it names is written.
     """
-    path = Path(path)
+    path = Path(os.path.realpath(path)) if Path(path).is_symlink() else Path(path)
     temporary = path.with_name(f"{TEMPORARY}{uuid4().hex}")
     old = path.with_name(f"{TEMPORARY}{uuid4().hex}")
     try:
-        _check_target(path, overwrite)
-        temporary.mkdir()
-        yield temporary
-        _check_target(path, overwrite)
-        if path.exists():
-            os.replace(path, old)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise _explained(error, path) from error
+        with _explaining(path):
+            _check_target(path, overwrite)
+            temporary.mkdir()
+        with _explaining(path, temporary):
+            yield temporary
+        with _explaining(path):
+            _check_target(path, overwrite)
+            if path.exists():
+                os.replace(path, old)
+            os.replace(temporary, path)
     finally:
         if old.exists() and not path.exists():
             os.replace(old, path)
@@ -81,7 +85,8 @@ def fingerprint(*parts: Any) -> str:
     """A hash of everything that a result depends on.
 
     Arrays count with shape, type and bytes, files (`Path`) with their content, folders with the relative names and
-    contents of all their files, mappings in the order of their keys, lists and tuples alike; all else by its `repr`.
+    contents of all their files, mappings in the order of their keys, lists and tuples alike; texts, numbers and None by
+    their `repr`. Anything else is a TypeError: its `repr` may be shortened, or differ from run to run.
     """
     digest = hashlib.blake2b(digest_size=16)
     for part in _flattened(parts):
@@ -99,15 +104,20 @@ def _flattened(part: Any) -> Iterator[bytes]:
                 yield hashlib.file_digest(content, "blake2b").digest()
     elif isinstance(part, np.ndarray):
         yield repr((part.shape, str(part.dtype))).encode()
-        yield repr(part.tolist()).encode() if part.dtype.hasobject else part.tobytes()
+        if part.dtype.hasobject:
+            yield from _flattened(part.tolist())
+        else:
+            yield part.tobytes()
     elif isinstance(part, Mapping | list | tuple):
         items = sorted(part.items(), key=repr) if isinstance(part, Mapping) else part
         yield b"["
         for item in items:
             yield from _flattened(item)
         yield b"]"
-    else:
+    elif isinstance(part, str | bytes | Number | np.bool_ | None):
         yield repr(part).encode()
+    else:
+        raise TypeError(f"cannot hash a {type(part).__name__}: pass numpy arrays, paths, mappings, lists or numbers")
 
 
 def require_same(path: str | Path, found: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
@@ -134,6 +144,18 @@ def _check_target(path: Path, overwrite: bool) -> None:
         raise NotADirectoryError(f"cannot write {path}: {path.parent} is a file, not a folder")
     if not path.parent.exists():
         raise FileNotFoundError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
+
+
+@contextmanager
+def _explaining(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Put the user's path into errors of the disk; given the temporary path, only into those that concern it."""
+    try:
+        yield
+    except OSError as error:
+        unnamed = error.errno == errno.ENOSPC and error.filename is None  # as writes to an open file fail
+        if temporary is not None and temporary.name not in str(error) and not unnamed:
+            raise
+        raise _explained(error, path) from error
 
 
 def _explained(error: OSError, path: Path) -> OSError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Self
@@ -33,7 +34,9 @@ class UncertaintyPipeline(DiffusionPipeline):
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any) -> Self:
         """As in diffusers, a folder or a name on the Hub; our own components need no `trust_remote_code`."""
         folder, own = fetch_pretrained(cls, pretrained_model_name_or_path, kwargs)
-        return super().from_pretrained(folder, **{**own, **kwargs})
+        pipeline = super().from_pretrained(folder, **{**own, **kwargs})
+        pipeline._complete_calibration()
+        return pipeline
 
     @classmethod
     def load_config(cls, *args: Any, **kwargs: Any) -> Any:
@@ -45,8 +48,26 @@ class UncertaintyPipeline(DiffusionPipeline):
 
     @classmethod
     def upgrade_config(cls, config: dict[str, Any]) -> dict[str, Any]:
-        """Replace old entries; a pipeline with such entries overrides this."""
-        return config
+        """Replace old entries, here `calibration`; a pipeline with further ones extends this.
+
+        A record without tau takes that of the scheduler it is loaded with.
+        """
+        stored = config.get("calibration")
+        if not isinstance(stored, Mapping):
+            return dict(config)
+        return {**config, "calibration": [one.to_dict() for one in read_calibrations(stored)] or None}
+
+    def _complete_calibration(self) -> None:
+        """Give upgraded records without a tau the scheduler's, which old versions kept there alone."""
+        stored = self.config.get("calibration") or []
+        if any("tau" not in one for one in stored):
+            tau = float(self.scheduler.config.tau)
+            self.register_to_config(calibration=[{"tau": tau, **one} for one in stored])
+
+    @property
+    def num_calibrated_outputs(self) -> int | None:
+        """How many entries kappa and the intervals have; None: as many as were calibrated."""
+        return None
 
     def calibrate(self, calibration: Calibration) -> Self:
         """Keep what was chosen on held-out data; saving, loading and publishing keep it too.
@@ -58,10 +79,20 @@ class UncertaintyPipeline(DiffusionPipeline):
                 f"Calibration(uncertainty=...) must be one of {list(self.uncertainty_modes)} for a "
                 f"{type(self).__name__}; got {calibration.uncertainty!r}"
             )
+        self._check_num_outputs(calibration)
         records = with_calibration(self.calibrations, calibration)
         self.scheduler.calibrate(calibration.tau)
         self.register_to_config(calibration=[one.to_dict() for one in records])
         return self
+
+    def _check_num_outputs(self, calibration: Calibration) -> None:
+        expected, grid = self.num_calibrated_outputs, calibration.interval
+        if expected is None:
+            return
+        if isinstance(calibration.kappa, tuple) and len(calibration.kappa) != expected:
+            raise ValueError(f"kappa needs {expected} entries, one per output; got {len(calibration.kappa)}")
+        if grid is not None and grid.num_outputs != expected:
+            raise ValueError(f"intervals need {expected} half widths, one per output; got {grid.num_outputs}")
 
     @property
     def calibrations(self) -> tuple[Calibration, ...]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from marigold_uq.files import atomic_folder, atomic_path, fingerprint, make_folder, require_same
 
@@ -139,6 +140,38 @@ def test_the_old_folder_comes_back_if_the_new_one_cannot_take_its_place(
     assert names(tmp_path) == ["model"]
 
 
+def test_a_link_to_a_folder_stays_and_its_folder_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "old").touch()
+    (tmp_path / "link").symlink_to("real")
+    with pytest.raises(FileExistsError, match="exists"), atomic_folder(tmp_path / "link"):
+        raise AssertionError("the block must not run")
+    with atomic_folder(tmp_path / "link", overwrite=True) as temporary:
+        (temporary / "new").touch()
+    assert (tmp_path / "link").is_symlink()
+    assert names(tmp_path / "real") == ["new"]
+    assert names(tmp_path) == ["link", "real"]
+
+
+def test_a_link_to_nothing_gets_its_folder_or_names_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("later")
+    with atomic_folder(tmp_path / "link") as temporary:
+        (temporary / "new").touch()
+    assert names(tmp_path / "later") == ["new"]
+    (tmp_path / "lost").symlink_to(tmp_path / "missing" / "model")
+    with pytest.raises(FileNotFoundError, match=r"the folder .*missing does not exist; create it first"):
+        atomic_folder(tmp_path / "lost").__enter__()
+    assert names(tmp_path) == ["later", "link", "lost"]
+
+
+@pytest.mark.parametrize("writer", [atomic_path, atomic_folder])
+def test_an_error_of_another_file_keeps_its_name(tmp_path: Path, writer) -> None:
+    other = PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/elsewhere/input.png")
+    with pytest.raises(PermissionError, match=r"Permission denied: '/elsewhere/input\.png'"), writer(tmp_path / "a"):
+        raise other
+    assert names(tmp_path) == []
+
+
 def test_a_folder_for_output_is_made_with_its_parents_unless_a_file_is_in_the_way(tmp_path: Path) -> None:
     make_folder(tmp_path / "a" / "b")
     make_folder(tmp_path / "a" / "b")
@@ -173,6 +206,17 @@ def test_any_change_changes_the_fingerprint(tmp_path: Path) -> None:
     seen += [fingerprint(array), fingerprint(array.reshape(2, 3)), fingerprint(array.astype("float32"))]
     seen += [fingerprint("ab", "c"), fingerprint("a", "bc"), fingerprint("abc"), fingerprint(1), fingerprint("1")]
     assert len(set(seen)) == len(seen)
+
+
+@pytest.mark.parametrize("part", [torch.zeros(5000), {1, 2}, object(), [{"a": {3}}], np.array([{1}], dtype=object)])
+def test_what_has_no_exact_text_has_no_fingerprint(part) -> None:
+    with pytest.raises(TypeError, match=r"cannot hash a (Tensor|set|object): pass numpy arrays"):
+        fingerprint(part)
+
+
+def test_simple_values_have_fingerprints() -> None:
+    parts = [None, True, np.bool_(False), 1, 2.5, 1j, np.float32(3), b"a", "a", np.array(["a", None], dtype=object)]
+    assert len({fingerprint(part) for part in parts}) == len(parts)
 
 
 def test_a_missing_file_has_no_fingerprint(tmp_path: Path) -> None:

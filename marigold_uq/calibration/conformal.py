@@ -47,8 +47,7 @@ def conformal_rows(scores: Tensor, coverage: float, *, too_few: TooFew = "raise"
     probability, and at most 1/(n + 1) more if scores do not tie. For intervals that cover all outputs of a row at once,
     pass the largest score of each row.
     """
-    if scores.ndim == 0:
-        raise ValueError("expected scores (n, ...) with the calibration rows first; got a single number")
+    _check_rows(scores)
     scores = at_least_float32(scores)
     _check_nan(scores, "scores")
     num_rows = scores.shape[0]
@@ -80,6 +79,7 @@ def conformal_images(
 
 def interval_grid_rows(scores: Tensor, coverages: Sequence[float] = COVERAGES) -> IntervalGrid | None:
     """`conformal_rows` of scores (n, outputs) at every coverage that n rows can promise; None if they promise none."""
+    _check_rows(scores)
     rows = scores.unsqueeze(1) if scores.ndim == 1 else scores.flatten(1)
     return _grid(coverages, lambda c: conformal_rows(rows, c, too_few="inf").tolist())
 
@@ -190,6 +190,11 @@ def _not_enough(num_units: int, coverage: float, name: str, too_few: TooFew) -> 
         f"{num_units} calibration {name} cannot promise a coverage of {coverage:g}: at least {need} are needed. "
         "Collect more, lower the coverage, or pass too_few='inf'"
     )
+
+
+def _check_rows(scores: Tensor) -> None:
+    if scores.ndim == 0:
+        raise ValueError("expected scores (n, ...) with the calibration rows first; got a single number")
 
 
 def _check_nan(values: Tensor, name: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from scipy.special import ndtri
+from scipy.special import erfinv
 
 COVERAGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.925, 0.95, 0.96, 0.97, 0.98, 0.99, 0.995)
 """Where intervals are calibrated by default, as far as the number of calibration units allows."""
@@ -94,5 +94,5 @@ def check_coverage(coverage: float) -> float:
 
 
 def _z(coverage: float) -> float:
-    """How many standard deviations a central Gaussian interval reaches to each side."""
-    return float(ndtri((1 + coverage) / 2))
+    """How many standard deviations a central Gaussian interval reaches to each side; finite for every float below 1."""
+    return math.sqrt(2) * float(erfinv(coverage))

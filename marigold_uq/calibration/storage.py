@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -48,6 +49,12 @@ class Calibration:
         for name, values in (("tau", (self.tau,)), ("kappa", self.kappas)):
             if not values or not all(v > 0 and math.isfinite(v) for v in values):
                 raise ValueError(f"{name} must be positive and finite; got {getattr(self, name)}")
+        if not isinstance(self.interval, IntervalGrid | None):
+            raise TypeError(f"interval must be an IntervalGrid or None; got {self.interval!r}")
+        for name in CONDITIONS:
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _as_count(name, getattr(self, name), 1))
+        object.__setattr__(self, "num_calibration", _as_count("num_calibration", self.num_calibration, 0))
 
     @property
     def kappas(self) -> tuple[float, ...]:
@@ -114,12 +121,24 @@ def with_calibration(stored: Iterable[Calibration], new: Calibration) -> list[Ca
 
 
 def _old_interval(values: Mapping[str, Any]) -> IntervalGrid | None:
-    """One coverage and its half widths, as they were stored before there was a grid."""
+    """One coverage and its half widths, as they were stored before there was a grid; infinite ones promise nothing."""
     scale, coverage = values.get("conformal_scale"), values.get("coverage")
     if scale is None or coverage is None:
         return None
     numbers = _as_numbers(scale)
-    return IntervalGrid((coverage,), (numbers if isinstance(numbers, tuple) else (numbers,),))
+    row = numbers if isinstance(numbers, tuple) else (numbers,)
+    return IntervalGrid((coverage,), (row,)) if all(math.isfinite(one) for one in row) else None
+
+
+def _as_count(name: str, value: Any, least: int) -> int:
+    """A whole number of at least `least`, also from numpy."""
+    try:
+        count = operator.index(value)
+    except TypeError as error:
+        raise TypeError(f"{name} must be a whole number; got {value!r}") from error
+    if count < least:
+        raise ValueError(f"{name} must be at least {least}; got {count}")
+    return count
 
 
 def _as_numbers(value: float | Sequence[float] | Tensor) -> float | tuple[float, ...]:

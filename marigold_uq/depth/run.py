@@ -11,7 +11,7 @@ from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from diffusers.models.modeling_utils import ModelMixin
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 
-from marigold_uq.commands.runner import Invocation
+from marigold_uq.commands.runner import INTERRUPTED, Invocation
 from marigold_uq.component_config import store_in_config
 from marigold_uq.depth.config import DataPart, DepthTrainConfig, StartConfig, ValidationConfig
 from marigold_uq.depth.data import AugmentedDataset, LatentShards, MixtureDataset, build_dataset
@@ -36,8 +36,8 @@ DEFAULTS: dict[str, Any] = {"default_denoising_steps": 4, "default_processing_re
 
 
 def run_training(config: DepthTrainConfig, invocation: Invocation) -> int:
-    """The command `train/train_depth.py`: 0 when finished, 3 when interrupted (the same command resumes)."""
-    return 0 if train_depth(config, invocation.config).finished else 3
+    """The command `train/train_depth.py`: 0 when finished, 130 when interrupted (the same command resumes)."""
+    return 0 if train_depth(config, invocation.config).finished else INTERRUPTED
 
 
 def train_depth(config: DepthTrainConfig, config_text: str = "") -> TrainingResult:

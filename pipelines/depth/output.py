@@ -96,13 +96,27 @@ def _interval(prediction: Tensor, std: Tensor, members: Tensor, call: DepthCall)
     return torch.stack([prediction - half_width, prediction + half_width])
 
 
-def resize_maps(maps: DepthMaps, size: tuple[int, int], method: str) -> DepthMaps:
-    """All maps at `size`; the latent stays."""
-    fields = ("prediction", "uncertainty", "epistemic", "quantiles", "samples", "interval")
+def resize_maps(maps: DepthMaps, size: tuple[int, int], call: DepthCall) -> DepthMaps:
+    """All maps at `size`, by the call's method for the way back; the latent stays."""
+    method = call.resample_method_output
+    fields = ("prediction", "uncertainty", "epistemic", "quantiles", "samples")
     resized = {name: resize(value, size, method) for name in fields if (value := getattr(maps, name)) is not None}
     for name in {"uncertainty", "epistemic"} & resized.keys():
         resized[name] = resized[name].clamp(min=0)  # bicubic overshoots
+    if maps.interval is not None:
+        resized["interval"] = _resize_interval(maps.interval, resized, size, call)
     return replace(maps, **resized)
+
+
+def _resize_interval(interval: Tensor, resized: dict[str, Tensor], size: tuple[int, int], call: DepthCall) -> Tensor:
+    """(2, *size), with ends that do not cross where a method overshoots; calibrated intervals stay nested."""
+    if call.interval_scale is None:
+        centre = resize(interval.mean(0, keepdim=True), size, call.resample_method_output)
+        width = resize(interval[1:] - interval[:1], size, call.resample_method_output)
+        half_width = width.clamp(min=0) / 2
+    else:
+        centre, half_width = resized["prediction"], call.interval_scale * resized["uncertainty"]
+    return torch.cat([centre - half_width, centre + half_width])
 
 
 def collect_output(results: list[DepthMaps], call: DepthCall) -> MarigoldUQDepthOutput:

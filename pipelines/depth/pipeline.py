@@ -122,6 +122,11 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
             calibration=[record.to_dict() for record in records] or None,
         )
 
+    @property
+    def num_calibrated_outputs(self) -> int:
+        """A single one, the depth map."""
+        return 1
+
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any) -> Self:
         """Our own checkpoints, published Marigold ones, or "embedded", the small model inside this package."""
@@ -417,7 +422,7 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
         if not call.match_input_resolution:
             return result
         height, width = picture.shape[-2:]
-        return resize_maps(result, (height, width), call.resample_method_output)
+        return resize_maps(result, (height, width), call)
 
     def decode_prediction(self, latents: Tensor, batch_size: int = 1, guide: Tensor | None = None) -> Tensor:
         """Latents (E, C, h, w) of one picture -> maps (E, H, W) in [0, 1], in at least float32.

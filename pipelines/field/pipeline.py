@@ -12,7 +12,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from marigold_uq.calibration import Calibration, IntervalGrid, check_coverage, read_calibrations
+from marigold_uq.calibration import Calibration, IntervalGrid, check_coverage
 from marigold_uq.denoising import Denoiser
 from marigold_uq.models.field_encoder import FieldEncoder
 from marigold_uq.models.field_head import raw_output
@@ -24,7 +24,6 @@ from marigold_uq.pipelines.base import UncertaintyPipeline, logger
 from marigold_uq.pipelines.field.colored_steps import ColoredSteps
 from marigold_uq.pipelines.field.output import FieldForecast, blend, damp, stretch
 from marigold_uq.pipelines.field.states import InitialStates, as_seconds, read_states
-from marigold_uq.pipelines.old_records import with_scheduler_tau
 from marigold_uq.randomness import Generators, base_seed, member_generators
 from marigold_uq.sampling import StepObserver, initial_noise, reverse_diffusion
 from marigold_uq.schedulers.distributional import DistributionalScheduler
@@ -81,7 +80,7 @@ class FieldForecastPipeline(UncertaintyPipeline):
         self.register_modules(unet=unet, scheduler=scheduler, encoder=encoder, noise_color=noise_color, season=season)
         self.register_to_config(
             default_denoising_steps=default_denoising_steps,
-            calibration=with_scheduler_tau(calibration, scheduler),
+            calibration=calibration,
             lead_dampings=lead_dampings,
             lead_season_shares=lead_season_shares,
         )
@@ -97,14 +96,13 @@ class FieldForecastPipeline(UncertaintyPipeline):
     @classmethod
     def upgrade_config(cls, config: dict[str, Any]) -> dict[str, Any]:
         """Names of versions before the first release; one kappa per lead time was an entry of its own."""
-        new = dict(config)
+        new = super().upgrade_config(config)
         if "default_num_inference_steps" in new:
             new["default_denoising_steps"] = new.pop("default_num_inference_steps")
-        records = [one.to_dict() for one in read_calibrations(new.get("calibration"))]
         kappas = new.pop("lead_kappas", None)
         if kappas:
-            records = [{**(records[0] if records else {}), "kappa": list(kappas)}]  # tau is the scheduler's
-        new["calibration"] = records or None
+            first = new["calibration"][0] if new.get("calibration") else {}
+            new["calibration"] = [{**first, "kappa": list(kappas)}]
         return new
 
     def calibrate(

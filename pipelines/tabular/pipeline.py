@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from diffusers.utils import BaseOutput
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
@@ -19,7 +20,6 @@ from marigold_uq.metrics import nested_interval
 from marigold_uq.metrics import quantiles as quantiles_of
 from marigold_uq.models.mlp import StackedMLP, StackedModel
 from marigold_uq.pipelines.base import UncertaintyPipeline
-from marigold_uq.pipelines.old_records import with_scheduler_tau
 from marigold_uq.pipelines.tabular.columns import TabularEncoder, is_frame
 from marigold_uq.randomness import base_seed, member_seed
 from marigold_uq.sampling import initial_noise, reverse_diffusion
@@ -110,7 +110,7 @@ class TabularRegressionPipeline(UncertaintyPipeline):
             default_denoising_steps=default_denoising_steps,
             values=values,
             numbers=numbers,
-            calibration=with_scheduler_tau(calibration, scheduler),
+            calibration=calibration,
         )
 
     @classmethod
@@ -121,26 +121,28 @@ class TabularRegressionPipeline(UncertaintyPipeline):
         return super().from_pretrained(pretrained_model_name_or_path, **kwargs)
 
     @classmethod
+    def from_pipe(cls, pipeline: DiffusionPipeline, **kwargs: Any) -> Self:
+        """As in diffusers, but the baseline may be any `StackedModel`, and the default is float64 here too."""
+        kwargs.setdefault("baseline", pipeline.components.get("baseline"))
+        if "dtype" not in kwargs:
+            kwargs.setdefault("torch_dtype", torch.float64)
+        return super().from_pipe(pipeline, **kwargs)
+
+    @classmethod
     def upgrade_config(cls, config: dict[str, Any]) -> dict[str, Any]:
         """Before the first release, kappa and the default number of steps had entries of their own."""
-        config = dict(config)
+        config = super().upgrade_config(config)
         if "default_num_inference_steps" in config:
             config["default_denoising_steps"] = config.pop("default_num_inference_steps")
         kappa = config.pop("kappa", None)
         if kappa is not None:
-            config["calibration"] = [{"kappa": list(kappa)}]  # tau is the scheduler's
+            config["calibration"] = [{"kappa": list(kappa)}]
         return config
 
-    def calibrate(self, calibration: Calibration) -> Self:
-        """As for every pipeline; kappa and intervals need one entry per target, or kappa a single number for all."""
-        num_targets = self.network.config.num_targets
-        if isinstance(calibration.kappa, tuple) and len(calibration.kappa) != num_targets:
-            raise ValueError(f"kappa needs {num_targets} entries, one per target; got {len(calibration.kappa)}")
-        if calibration.interval is not None and calibration.interval.num_outputs != num_targets:
-            raise ValueError(
-                f"intervals need {num_targets} half widths, one per target; got {calibration.interval.num_outputs}"
-            )
-        return super().calibrate(calibration)
+    @property
+    def num_calibrated_outputs(self) -> int:
+        """One per target."""
+        return int(self.network.config.num_targets)
 
     @property
     def model_numbers(self) -> list[int]:

@@ -215,6 +215,7 @@ def test_residual_ratio_knows_exact_and_hopeless_pixels() -> None:
         (lambda: conformal_rows(torch.zeros(50), 95), "strictly between 0 and 1"),
         (lambda: conformal_rows(torch.full((50,), math.nan), 0.95), "scores contain NaN"),
         (lambda: conformal_rows(torch.tensor(1.0), 0.95), "single number"),
+        (lambda: interval_grid_rows(torch.tensor(1.0)), "single number"),
         (lambda: conformal_images([torch.ones(3), torch.ones(0)], 0.5), "image 1 has no valid pixel"),
         (lambda: conformal_images([torch.ones(3), torch.full((3,), math.nan)], 0.5), "image 1 contain NaN"),
         (lambda: conformal_images([torch.ones(3)] * 3, 0.5, groups=[1]), "one scene per image"),

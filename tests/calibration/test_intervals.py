@@ -103,3 +103,11 @@ def test_a_coverage_is_a_share(coverage: float) -> None:
     for check in (check_coverage, GRID.scale):
         with pytest.raises(ValueError, match=r"strictly between 0 and 1, 0\.95 for 95 %"):
             check(coverage)
+
+
+@pytest.mark.parametrize("coverage", [math.nextafter(0.0, 1.0), 1e-17, math.nextafter(1.0, 0.0)])
+@pytest.mark.filterwarnings("ignore:intervals were calibrated for coverages")
+def test_the_most_extreme_coverages_have_finite_half_widths(coverage: float) -> None:
+    exact, wide = IntervalGrid((0.5, 0.9), ((0.0, 1.0), (0.0, 2.0))).scale(coverage)
+    assert exact == 0.0
+    assert 0 <= wide <= 2.0 * 8.3 / 1.6

@@ -104,3 +104,36 @@ def test_a_new_record_replaces_the_one_of_the_same_way_to_uncertainty() -> None:
 def test_records_share_the_tau_of_their_scheduler() -> None:
     with pytest.raises(ValueError, match=r"one scheduler; got 0\.5 beside \[1\.0\]"):
         with_calibration([Calibration(uncertainty="ensemble")], Calibration(uncertainty="trajectory", tau=0.5))
+
+
+@pytest.mark.parametrize("scale", [math.inf, [2.0, math.inf]])
+def test_an_old_infinite_half_width_is_no_interval(scale) -> None:
+    """Too few calibration rows gave infinity, which promises nothing that an interval could show."""
+    found = Calibration.from_dict({**OLD, "conformal_scale": scale})
+    assert (found.interval, found.kappa, found.num_calibration) == (None, 0.8, 120)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("num_inference_steps", 0, "num_inference_steps must be at least 1; got 0"),
+        ("ensemble_size", -3, "ensemble_size must be at least 1; got -3"),
+        ("num_calibration", -1, "num_calibration must be at least 0; got -1"),
+    ],
+)
+def test_counts_have_a_least_value(name: str, value: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Calibration(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["num_inference_steps", "ensemble_size", "num_calibration"])
+def test_counts_are_whole_numbers_also_from_numpy(name: str) -> None:
+    with pytest.raises(TypeError, match=rf"{name} must be a whole number; got 2\.5"):
+        Calibration(**{name: 2.5})
+    stored = Calibration(**{name: np.int64(3)})
+    assert json.loads(json.dumps(stored.to_dict()))[name] == 3
+
+
+def test_an_interval_is_a_grid() -> None:
+    with pytest.raises(TypeError, match=r"interval must be an IntervalGrid or None; got \{'a': 1\}"):
+        Calibration(interval={"a": 1})  # type: ignore[arg-type]

@@ -26,6 +26,7 @@ class TinyUncertaintyPipeline(UncertaintyPipeline):
     @classmethod
     def upgrade_config(cls, config: dict[str, Any]) -> dict[str, Any]:
         """The steps had diffusers' other name."""
+        config = super().upgrade_config(config)
         steps = config.pop("default_num_inference_steps", None)
         return config if steps is None else {**config, "default_denoising_steps": steps}
 

@@ -82,9 +82,9 @@ def test_a_scheduler_of_continuous_timesteps_is_refused(fitted: DiffusionRegress
 
 def test_a_calibration_has_one_entry_per_target(fitted: DiffusionRegressor) -> None:
     grid = IntervalGrid((0.5, 0.9), ((1.0, 1.0), (2.0, 2.0)))
-    with pytest.raises(ValueError, match="kappa needs 1 entries, one per target; got 2"):
+    with pytest.raises(ValueError, match="kappa needs 1 entries, one per output; got 2"):
         fitted.pipeline_.calibrate(Calibration(kappa=(1.0, 2.0)))
-    with pytest.raises(ValueError, match="intervals need 1 half widths, one per target; got 2"):
+    with pytest.raises(ValueError, match="intervals need 1 half widths, one per output; got 2"):
         fitted.pipeline_.calibrate(Calibration(interval=grid))
 
 
@@ -138,6 +138,34 @@ def test_old_kappas_belong_to_the_tau_of_the_scheduler(tmp_path: Path) -> None:
     assert record.kappas == pytest.approx((1.0804539, 1.4025546))
     rows = np.array(json.loads((FROZEN / "expected.json").read_text())["rows"])
     assert np.isfinite(pipeline(rows, 6).samples).all()
+
+
+def test_an_old_kappa_takes_the_tau_of_its_scheduler(fitted: DiffusionRegressor, tmp_path: Path) -> None:
+    pipeline = fitted.pipeline_.select([0, 1])
+    pipeline.calibrate(Calibration(tau=0.5, kappa=2.0)).save_pretrained(tmp_path)
+    pipeline.scheduler.calibrate(1.0)  # it is shared
+    index = json.loads((tmp_path / "model_index.json").read_text())
+    del index["calibration"]
+    (tmp_path / "model_index.json").write_text(json.dumps({**index, "kappa": [2.0]}))
+    loaded = TabularRegressionPipeline.from_pretrained(tmp_path)
+    assert loaded.calibration_for() == Calibration(tau=0.5, kappa=(2.0,))
+    loaded.save_pretrained(tmp_path / "again")
+    again = TabularRegressionPipeline.from_pretrained(tmp_path / "again")
+    assert again.calibration_for() == Calibration(tau=0.5, kappa=(2.0,))
+    loaded.scheduler.calibrate(0.25)
+    with pytest.raises(ValueError, match=r"made with tau = 0\.5, but the scheduler has tau = 0\.25"):
+        loaded(data(3)[0])
+
+
+def test_a_pipeline_from_another_keeps_its_baseline_and_its_numbers(fitted: DiffusionRegressor) -> None:
+    x, pipeline = data(5, 1)[0], fitted.pipeline_.select([0, 1])
+    want = pipeline(x, 20, coverage=0.9)
+    copy = TabularRegressionPipeline.from_pipe(pipeline)
+    assert copy.baseline is pipeline.baseline
+    assert copy.calibrations == pipeline.calibrations
+    found = copy(x, 20, coverage=0.9)
+    np.testing.assert_allclose(found.samples, want.samples, rtol=1e-9)
+    np.testing.assert_allclose(found.interval, want.interval, rtol=1e-9)
 
 
 def test_the_pipeline_survives_save_and_load_and_selection(fitted: DiffusionRegressor, tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_a_terminated_or_interrupted_run_saves_says_so_and_can_be_resumed(
     if number == signal.SIGINT:
         os.kill(process.pid, number)  # the echo that a launcher passes on
     process.join(PATIENCE)
-    assert process.exitcode == 3
+    assert process.exitcode == 130
     [checkpoint] = (run / "checkpoints").iterdir()
     assert 2 <= int(checkpoint.name.removeprefix("checkpoint-")) < STEPS
     assert not (run / "model").exists()

@@ -13,7 +13,7 @@ import torch
 from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
 from torch import Tensor, nn
 
-from marigold_uq.commands.runner import Invocation, run_command
+from marigold_uq.commands.runner import INTERRUPTED, Invocation, run_command
 from marigold_uq.depth.data import RenderedScenes
 from marigold_uq.depth.data.normalization import network_pixels
 from marigold_uq.pipelines.depth.latents import posterior_mode
@@ -168,7 +168,7 @@ def make_vae(config: VaeTrainConfig) -> AutoencoderTiny:
 
 
 def train(config: VaeTrainConfig, invocation: Invocation) -> int:
-    """Train and save; 0 when finished, 3 when interrupted (the same command resumes)."""
+    """Train and save; 0 when finished, 130 when interrupted (the same command resumes)."""
     accelerator = make_accelerator(config.training)
     torch.manual_seed(config.training.seed)
     task = VaeTask(
@@ -178,11 +178,12 @@ def train(config: VaeTrainConfig, invocation: Invocation) -> int:
         config.loss,
         accelerator.device,
     )
-    return 0 if Trainer(task, config.training, accelerator).run("vae", invocation.config).finished else 3
+    result = Trainer(task, config.training, accelerator).run("vae", invocation.config)
+    return 0 if result.finished else INTERRUPTED
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when finished, 3 when interrupted, 2 for an error that names what to mend."""
+    """0 when finished, 130 when interrupted, 2 for an error that names what to mend."""
     return run_command("scripts.studies.embedded.train_vae", VaeTrainConfig, train, arguments)
 
 

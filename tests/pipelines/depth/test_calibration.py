@@ -8,12 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from diffusers.utils import logging
 from support.hub_server import HubServer, run_client
 from support.tiny_depth import generator, picture, tiny_pipeline
 
 from marigold_uq import MarigoldUQDepthPipeline
+from marigold_uq.alignment import EnsembledDepth
 from marigold_uq.calibration import Calibration, IntervalGrid
+from marigold_uq.pipelines.depth.call import DepthCall
+from marigold_uq.pipelines.depth.images import RESAMPLE_METHODS
+from marigold_uq.pipelines.depth.output import member_statistics, resize_maps
 
 MODES = ("ensemble", "trajectory")
 GRID = IntervalGrid((0.5, 0.8, 0.95), ((1.0,), (2.5,), (4.0,)))
@@ -62,6 +67,53 @@ def test_intervals_are_nested_at_every_coverage(mode, modes):
         assert (wide[..., 0] <= narrow[..., 0] + 1e-6).all()
         assert (wide[..., 1] >= narrow[..., 1] - 1e-6).all()
         assert np.diff(wide).mean() > np.diff(narrow).mean()
+
+
+def resized_interval(pipeline: MarigoldUQDepthPipeline, coverage: float, method: str) -> torch.Tensor:
+    """The interval around a map whose spread is a few spikes, at five times its size."""
+    noise = torch.Generator().manual_seed(0)
+    spread = torch.where(torch.rand(8, 8, generator=noise) > 0.8, 5.0, 0.01)
+    members = torch.rand(8, 8, generator=noise) + spread * torch.randn(4, 8, 8, generator=noise)
+    ensemble = EnsembledDepth(members.mean(0), members.std(0), members, torch.ones(4), torch.zeros(4))
+    call = DepthCall(pipeline, coverage=coverage, ensemble_size=4, resample_method_output=method)
+    found = resize_maps(member_statistics(ensemble, None, torch.zeros(4, 4, 1, 1), call), (40, 40), call).interval
+    assert found is not None
+    assert found.shape == (2, 40, 40)
+    return found
+
+
+@pytest.mark.parametrize("method", RESAMPLE_METHODS)
+@pytest.mark.parametrize("modes", [(), MODES], ids=["uncalibrated", "calibrated"])
+def test_resized_intervals_do_not_cross(method, modes):
+    lower, upper = resized_interval(calibrated(*modes), 0.8, method)
+    assert (lower <= upper).all()
+
+
+@pytest.mark.parametrize("method", RESAMPLE_METHODS)
+def test_resized_calibrated_intervals_are_nested(method):
+    pipeline = calibrated("ensemble")
+    for narrow, wide in pairwise(resized_interval(pipeline, c, method) for c in (0.5, 0.6, 0.8, 0.95)):
+        assert (wide[0] <= narrow[0]).all()
+        assert (wide[1] >= narrow[1]).all()
+
+
+def test_kappa_and_the_interval_have_a_single_entry():
+    pipeline = tiny_pipeline("gaussian")
+    with pytest.raises(ValueError, match="kappa needs 1 entries, one per output; got 2"):
+        pipeline.calibrate(Calibration(kappa=(1.0, 2.0), uncertainty="ensemble"))
+    with pytest.raises(ValueError, match="intervals need 1 half widths, one per output; got 2"):
+        pipeline.calibrate(Calibration(interval=IntervalGrid((0.5,), ((1.0, 2.0),)), uncertainty="ensemble"))
+    assert pipeline.calibrations == ()
+
+
+def test_an_old_checkpoint_loads_without_a_complaint_about_types(caplog):
+    logger = logging.get_logger("diffusers")
+    logger.addHandler(caplog.handler)
+    try:
+        MarigoldUQDepthPipeline.from_pretrained(FROZEN)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert "Expected types" not in caplog.text
 
 
 def test_a_coverage_outside_the_grid_warns():

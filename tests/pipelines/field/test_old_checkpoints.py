@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.tiny_field import tiny_trajectories
+from support.tiny_field import tiny_pipeline, tiny_trajectories
 from support.weather_records import record
 
+from marigold_uq.calibration import Calibration
 from marigold_uq.field.data import WeatherSequences
 from marigold_uq.pipelines.field import FieldForecastPipeline
 
@@ -56,3 +57,11 @@ def test_kappas_without_a_record_belong_to_the_tau_of_the_scheduler(tmp_path: Pa
     states = torch.stack([tiny_trajectories().read(i, 0, 2) for i in range(2)])
     samples = pipeline(states, 2, ensemble_size=5, generator=torch.Generator().manual_seed(0)).samples
     assert float(samples.double().abs().sum()) == pytest.approx(485.6547478288412, rel=1e-5)
+
+
+def test_old_kappas_without_a_record_take_the_tau_of_their_scheduler(tmp_path: Path) -> None:
+    tiny_pipeline("gaussian").calibrate(Calibration(tau=0.5)).save_pretrained(tmp_path)
+    index = json.loads((tmp_path / "model_index.json").read_text())
+    (tmp_path / "model_index.json").write_text(json.dumps({**index, "calibration": None, "lead_kappas": [1.5, 2.0]}))
+    loaded = FieldForecastPipeline.from_pretrained(tmp_path)
+    assert loaded.calibration_for() == Calibration(tau=0.5, kappa=(1.5, 2.0))
