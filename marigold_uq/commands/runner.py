@@ -204,7 +204,7 @@ def _check_lists(options: type[Any], words: Sequence[str]) -> None:
     parser.add_argument("--config", action="append", default=[])
     lists = [name for name, kind in get_type_hints(options).items() if _is_word_list(_without_none(kind))]
     for path in parser.parse_known_args(list(words))[0].config:
-        content = None
+        content: Any = None
         with suppress(OSError, UnicodeError, yaml.YAMLError):  # the parser's own message is the one to report
             content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
         for name in lists if isinstance(content, dict) else []:
