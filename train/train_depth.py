@@ -12,7 +12,7 @@ DEFAULTS = {"data": [asdict(part) for part in paper_data()]}  # printed as plain
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when finished, 3 when interrupted: the same command resumes."""
+    """0 when finished, 130 when interrupted: the same command resumes."""
     return run_command("train/train_depth.py", DepthTrainConfig, run_training, arguments, defaults=DEFAULTS)
 
 

@@ -9,10 +9,12 @@ import sys
 from argparse import SUPPRESS
 from argparse import ArgumentParser as PlainParser
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -21,6 +23,7 @@ __all__ = ["INTERRUPTED", "Command", "Invocation", "make_parser", "parse_options
 
 Options = TypeVar("Options")
 INTERRUPTED = 130
+_BOOLEANS = {"true", "false", "yes", "no"}
 _SHORT = {"output": ["-o"]}
 _IMPORT_HELP = (
     "--import MODULE imports a module of yours first, from the current folder or the environment; it may register data "
@@ -115,7 +118,9 @@ def parse_options(
 ) -> tuple[Options, Invocation]:
     """The options that these words of a command line mean, and the record of the call."""
     parser = make_parser(program, options, defaults, positional)
-    parsed = parser.parse_args(_import_user_modules(arguments))
+    words = _import_user_modules(arguments)
+    _check_lists(options, words)
+    parsed = parser.parse_args(_with_values(options, words))
     invocation = Invocation(" ".join([parser.prog, *map(shlex.quote, arguments)]), parser.dump(parsed))
     values = parser.instantiate(parsed)
     names = [one.name for one in dataclasses.fields(options) if one.name in values]  # type: ignore[arg-type]
@@ -150,19 +155,20 @@ def _own_arguments(options: type[Any], positional: str | None) -> dict[str, dict
     described = {entry.arg_name: entry.description for entry in parse(options.__doc__ or "").params}
     types, found = get_type_hints(options), {}
     for one in dataclasses.fields(options):
-        kind, default = types[one.name], _default(one)
+        whole = types[one.name]
+        kind, default = _without_none(whole), _default(one)
         settings: dict[str, Any] = {"help": described.get(one.name), "default": default}
         if one.name == positional:
             settings |= {"type": get_args(kind)[0], "nargs": "*", "default": SUPPRESS}  # or it would hide the file's
-        elif kind is bool and default is not dataclasses.MISSING:
+        elif whole is bool and default is not dataclasses.MISSING:
             # Beside a positional argument the word after a switch belongs to that.
             settings |= (
                 {"action": "store_true"} if positional else {"action": ActionYesNo(no_prefix="no_"), "nargs": "?"}
             )
-        elif get_origin(kind) is list and _is_plain(get_args(kind)[0]) and default is not dataclasses.MISSING:
+        elif _is_word_list(kind) and default is not dataclasses.MISSING:
             settings |= {"type": get_args(kind)[0], "nargs": "+"}
         elif one.name in _SHORT and default is not dataclasses.MISSING:
-            settings["type"] = kind
+            settings["type"] = whole
         else:
             continue
         found[one.name] = settings
@@ -173,9 +179,58 @@ def _default(one: dataclasses.Field[Any]) -> Any:
     return one.default if one.default_factory is dataclasses.MISSING else one.default_factory()
 
 
+def _without_none(kind: Any) -> Any:
+    """T for `T | None`; any other type stays."""
+    if get_origin(kind) not in (Union, UnionType):
+        return kind
+    others = [one for one in get_args(kind) if one is not NoneType]
+    return others[0] if len(others) == 1 else kind
+
+
+def _is_word_list(kind: Any) -> bool:
+    return get_origin(kind) is list and _is_plain(get_args(kind)[0])
+
+
 def _is_plain(kind: Any) -> bool:
     """Whether one word on a command line is one element: a number, a text, a path, or a choice of texts."""
     return kind in (int, float, str, Path) or get_origin(kind) is Literal
+
+
+def _check_lists(options: type[Any], words: Sequence[str]) -> None:
+    """Refuse one value where a file of `--config` needs a list, which jsonargparse would take letter by letter."""
+    import yaml
+
+    parser = PlainParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", action="append", default=[])
+    lists = [name for name, kind in get_type_hints(options).items() if _is_word_list(_without_none(kind))]
+    for path in parser.parse_known_args(list(words))[0].config:
+        content: Any = None
+        with suppress(OSError, UnicodeError, yaml.YAMLError):  # the parser's own message is the one to report
+            content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        for name in lists if isinstance(content, dict) else []:
+            if not isinstance(content.get(name), list | None):
+                raise ValueError(f"{path}: {name} must be a list, [{content[name]}]; got {content[name]!r}")
+
+
+def _with_values(options: type[Any], words: Sequence[str]) -> list[str]:
+    """The words, with "=true" after a switch of a part ("--part.tidy") that has no value."""
+    switches = {f"--{name}" for name in _nested_switches(options)}
+    following = [*words, ""][1:]
+    return [
+        f"{word}=true" if word in switches and after.lower() not in _BOOLEANS else word
+        for word, after in zip(words, following, strict=True)
+    ]
+
+
+def _nested_switches(options: type[Any], prefix: str = "") -> list[str]:
+    found = []
+    for name, kind in get_type_hints(options).items():
+        part = _without_none(kind)
+        if kind is bool and prefix:
+            found.append(prefix + name)
+        elif isinstance(part, type) and dataclasses.is_dataclass(part):
+            found += _nested_switches(part, f"{prefix}{name}.")
+    return found
 
 
 def _import_user_modules(arguments: Sequence[str]) -> list[str]:
@@ -186,6 +241,8 @@ def _import_user_modules(arguments: Sequence[str]) -> list[str]:
     if known.modules and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     for name in known.modules:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError(f"--import takes the name of a module, my_module for the file my_module.py; got {name!r}")
         try:
             import_module(name)
         except ImportError as error:

@@ -55,6 +55,41 @@ def test_a_switch_takes_a_word_or_none(words: str, value: bool) -> None:
     assert options().overwrite is value
 
 
+@pytest.mark.parametrize(
+    ("words", "value"), [("--part.tidy", True), ("--part.tidy true", True), ("--part.tidy=false", False)]
+)
+def test_a_switch_of_a_part_takes_a_word_or_none(words: str, value: bool) -> None:
+    assert run(*words.split(), "--steps", "4") == 0
+    assert (options().part.tidy, options().steps) == (value, 4)
+    sample_command.calls.clear()
+    assert run("--steps", "4", *words.split()) == 0
+    assert options().part.tidy is value
+
+
+def test_a_list_that_may_be_missing_takes_words_too(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    for content, words, tags in (
+        ("tags: [a]", "", ["a"]),
+        ("tags: null", "", None),
+        ("steps: 1", "--tags a b", ["a", "b"]),
+    ):
+        path.write_text(content)
+        sample_command.calls.clear()
+        assert run("--config", str(path), *words.split()) == 0
+        assert options().tags == tags
+
+
+@pytest.mark.parametrize(("line", "got"), [("tags: q", "'q'"), ("levels: abc", "'abc'"), ("levels: 0.5", "0.5")])
+def test_one_value_for_a_list_in_a_file_is_named(
+    line: str, got: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(line)
+    assert run("--config", str(path)) == 2
+    name = line.split(":")[0]
+    assert f"config.yaml: {name} must be a list, [{got.strip(chr(39))}]; got {got}\n" in capsys.readouterr().err
+
+
 def test_a_positional_field_takes_words_without_a_name_also_after_a_switch() -> None:
     assert run("--overwrite", "a", "b", positional="inputs") == 0
     assert options() == SampleOptions(inputs=[Path("a"), Path("b")], overwrite=True)
@@ -167,6 +202,14 @@ def test_a_module_of_the_user_is_imported_before_anything_else(tmp_path: Path, m
 def test_a_module_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--import", "no_such_module") == 2
     assert "--import no_such_module: No module named 'no_such_module'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["./mod.py", ".mod", "a/b", ""])
+def test_a_path_is_not_a_module(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--import", name) == 2
+    assert f"--import takes the name of a module, my_module for the file my_module.py; got {name!r}" in (
+        capsys.readouterr().err
+    )
 
 
 def test_help_describes_every_option_and_how_to_import_a_module(capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,6 +40,7 @@ class SampleOptions:
         formats: Several names.
         part: Options of a part.
         parts: Several parts.
+        tags: Several names or none.
         overwrite: Replace results that are there.
         fail: What goes wrong.
     """
@@ -51,6 +52,7 @@ class SampleOptions:
     formats: list[Literal["npz", "png"]] = field(default_factory=list)
     part: Part = field(default_factory=Part)
     parts: list[Part] = field(default_factory=list)
+    tags: list[str] | None = None
     overwrite: bool = False
     fail: str | None = None
 
