@@ -98,6 +98,8 @@ def run_calibration(options: DepthCalibration, invocation: Invocation) -> int:
         assert one.interval is not None
         widths = ", ".join(f"{c:.0%}: {one.interval.scale(c)[0]:.2f}" for c in REPORTED if _is_inside(one, c))
         print(f"{mode}: kappa {one.kappas[0]:.3f}; half widths in standard deviations {widths}")
+        reach = f"{one.num_calibration} units promise coverages up to {one.interval.coverages[-1]:.1%}"
+        print(f"{mode}: {reach}; beyond, intervals are extrapolated with a warning")
     print(f"written to {options.output}")
     return 0
 
@@ -158,7 +160,7 @@ def _calibrate_mode(
     grid = interval_grid_images(ratios, groups=units)
     assert grid is not None  # even one unit promises 10 %
     start = data.name_of(min(*halves[0], *halves[1]))
-    count = f"{len(first)} images for kappa, {len(second)} others for the intervals"
+    count = f"{len(first)} images for kappa, {len(second)} others of {len(set(units))} units for the intervals"
     return Calibration(
         tau=float(pipeline.scheduler.config.tau),
         kappa=kappa,

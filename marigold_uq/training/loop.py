@@ -93,6 +93,8 @@ class Trainer:
         finished = step >= self.config.max_steps or self._ends_early()
         if finished:
             self._save_model(step)
+        else:
+            self.accelerator.print(f"stopped after step {step}, with a checkpoint; the same command resumes")
         self._report_problems()
         self._close()
         return TrainingResult(step, finished, self.config.output)
