@@ -34,10 +34,14 @@ def test_scenes_come_in_order_across_shards(tmp_path: Path, start: int, length: 
     assert [scenes.name_of(i) for i in range(len(scenes))] == names[start:stop]
     for i, number in enumerate(range(start, stop)):
         sample = scenes.read(i)
-        assert (sample.name, sample.image.dtype, sample.depth.dtype) == (names[number], torch.float32, torch.float32)
-        torch.testing.assert_close(sample.image, torch.full((3, 4, 6), number / 255))
-        assert bool((sample.depth == number + 0.5).all())
-        assert bool(sample.valid.all())
+        assert (sample["name"], sample["image"].dtype, sample["depth"].dtype) == (
+            names[number],
+            torch.float32,
+            torch.float32,
+        )
+        torch.testing.assert_close(sample["image"], torch.full((3, 4, 6), number / 255))
+        assert bool((sample["depth"] == number + 0.5).all())
+        assert bool(sample["valid"].all())
 
 
 @pytest.mark.parametrize(("start", "length"), [(5, None), (-1, None), (0, 6), (3, 3)])
