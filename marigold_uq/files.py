@@ -152,7 +152,7 @@ def _explaining(path: Path, temporary: Path | None = None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        unnamed = error.errno == errno.ENOSPC and error.filename is None  # as writes to an open file fail
+        unnamed = error.filename is None and error.errno in (errno.ENOSPC, errno.EROFS)  # writes to an open file
         if temporary is not None and temporary.name not in str(error) and not unnamed:
             raise
         raise _explained(error, path) from error
