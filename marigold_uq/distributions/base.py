@@ -264,8 +264,8 @@ class NoiseDistribution(ABC):
         return torch.where(keep, self._log_density(torch.where(keep, value, self.mean.detach()), None), 0.0)
 
     def _log_density(self, value: Tensor, mask: Tensor | None) -> Tensor:
-        """`log_prob` of a target that fits; the mask matters to joint families only."""
-        raise NotImplementedError
+        """`log_prob` of a target that fits, of families with a density; the mask matters to joint ones only."""
+        raise NotImplementedError(f"family {self.name!r} says that it has a density but defines no _log_density")
 
     def cdf(self, value: Tensor) -> Tensor:
         """P(X <= value) of every coordinate's marginal, for value (..., B, *event)."""

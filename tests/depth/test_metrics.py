@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from support.published_depth import ABS_REL
 from torch import Tensor
 
 from marigold_uq.depth import metrics
@@ -234,23 +235,7 @@ class TestSpearman:
         assert math.isnan(float(metrics.spearman(torch.ones(3, 4), error)))
 
 
-# Per group: AbsRel of a constant and of a vertical ramp after least squares, three digits. Source: the reference values
-# given with the data, made before and apart from this package; `aligned` is their protocol.
-PUBLISHED_ABS_REL = {
-    "osd_kinect": (0.205, 0.076),
-    "kitti_lidar": (0.588, 0.359),
-    "nyu": (0.340, 0.248),
-    "priorda": (0.262, 0.181),
-    "lingbot": (1.527, 0.880),
-    "tabletop": (0.433, 0.300),
-    "gqcnn": (0.066, 0.045),
-    "middlebury": (0.402, 0.235),
-    "sunrgbd": (0.091, 0.091),
-    "tum": (0.304, 0.330),
-    "slambook": (0.643, 0.374),
-    "fusion": (0.261, 0.217),
-    "fusion_7scenes": (0.492, 0.138),
-}
+# ABS_REL: of a constant and of a vertical ramp after least squares, three digits; `aligned` is the protocol behind it.
 
 
 def read_depth(entry: dict[str, object]) -> np.ndarray:
@@ -284,5 +269,5 @@ class TestRealDepth:
         overall = np.mean(list(means.values()), axis=0)
         np.testing.assert_allclose(overall, [abs_rel, delta1], atol=6e-4)  # three published digits
         column = 0 if predictor == "constant" else 1
-        for group, published in PUBLISHED_ABS_REL.items():
+        for group, published in ABS_REL.items():
             assert means[group][0] == pytest.approx(published[column], abs=6e-4), group
