@@ -98,7 +98,7 @@ class ConditionedTask(PictureTask):
             weights.append(own)
             return raw
 
-        last = int(self.pipeline.scheduler.config.num_train_timesteps) - 1
+        last = self.pipeline.scheduler.noisiest_timestep
         timesteps = torch.full((len(x_0),), last)
         prediction = self.objective.predict(denoiser, x_0, generators, timesteps=timesteps)
         score = self._score(prediction, known, generators)

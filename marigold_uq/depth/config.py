@@ -25,7 +25,9 @@ class StartConfig:
         rank: Rank of the low-rank families.
         eta: Stochasticity of sampling stored with the model, 0 DDIM .. 1 DDPM; None keeps what the start has.
         initial_scale: Standard deviation the head starts with.
-        zero_terminal_snr: Rescaled betas and trailing timesteps (Marigold v1-1); not for kind "pipeline".
+        framework: "ddim", "edm" or "flow" (matching), for kind "components"; the other kinds have their schedule.
+        schedule: Further arguments of the framework's scheduler, for instance sigma_data of edm or shift of flow.
+        zero_terminal_snr: Rescaled betas and trailing timesteps (Marigold v1-1), of ddim; not for kind "pipeline".
         unet: Arguments of UNet2DConditionModel, for kind "components".
         default_denoising_steps: Stored with the model; None keeps a pipeline's own (otherwise 4).
         default_processing_resolution: Stored with the model; None keeps a pipeline's own (otherwise 768).
@@ -40,12 +42,21 @@ class StartConfig:
     rank: int = 0
     eta: float | None = None
     initial_scale: float = 0.5
+    framework: Literal["ddim", "edm", "flow"] = "ddim"
+    schedule: dict[str, Any] = field(default_factory=dict)
     zero_terminal_snr: bool = True
     unet: dict[str, Any] = field(default_factory=dict)
     default_denoising_steps: int | None = None
     default_processing_resolution: int | None = None
     variant: str | None = None
     revision: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind != "components" and (self.framework != "ddim" or self.schedule):
+            raise ValueError(
+                f"a start of kind {self.kind!r} brings its schedule along: framework={self.framework!r} and "
+                f"schedule={self.schedule} are for kind 'components'"
+            )
 
 
 @dataclass(frozen=True)

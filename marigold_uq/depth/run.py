@@ -19,7 +19,7 @@ from marigold_uq.depth.task import DepthTask
 from marigold_uq.depth.validation import DepthValidation
 from marigold_uq.models.prompt_embedding import PromptEmbedding
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
-from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
+from marigold_uq.schedulers import FRAMEWORKS
 from marigold_uq.training.loop import Trainer, TrainingResult, make_accelerator
 from marigold_uq.training.order import Ordered
 
@@ -131,10 +131,11 @@ def new_pipeline(start: StartConfig, seed: int) -> MarigoldUQDepthPipeline:
         torch.manual_seed(seed)
         unet = UNet2DConditionModel(**{"in_channels": 2 * channels, "out_channels": channels, **start.unet})
     snr = {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"} if start.zero_terminal_snr else {}
+    own: dict[str, Any] = {**SCHEDULE, **snr} if start.framework == "ddim" else {}
     return MarigoldUQDepthPipeline(
         unet=unet,
         vae=cast(AutoencoderKL, vae),
-        scheduler=DistributionalDDIMScheduler(**SCHEDULE, **snr),
+        scheduler=FRAMEWORKS[start.framework](**{**own, **start.schedule}),
         prompt_embedding=PromptEmbedding(2, unet.config.cross_attention_dim),
         **DEFAULTS,
     )

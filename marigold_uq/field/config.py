@@ -94,6 +94,8 @@ class FieldModel:
         num_components: Components of a mixture.
         rank: Rank of the low-rank families.
         eta: Stochasticity of sampling, 0 DDIM .. 1 DDPM.
+        framework: "ddim", "edm" or "flow" (matching). The next entries up to timestep_spacing are ddim's.
+        schedule: Further arguments of the framework's scheduler, for instance sigma_max of edm or shift of flow.
         prediction_type: epsilon, v_prediction or sample.
         num_train_timesteps: T. With 1, beta_start near 1, prediction_type and family "sample" the model is a one-pass
             ensemble: its only input beside the condition is noise.
@@ -116,6 +118,8 @@ class FieldModel:
     num_components: int = 1
     rank: int = 0
     eta: float = 1.0
+    framework: Literal["ddim", "edm", "flow"] = "ddim"
+    schedule: dict[str, Any] = field(default_factory=dict)
     prediction_type: Literal["epsilon", "v_prediction", "sample"] = "epsilon"
     num_train_timesteps: int = 50
     beta_start: float = 0.001
@@ -134,7 +138,9 @@ class FieldModel:
 
     def __post_init__(self) -> None:
         steps, last = self.default_denoising_steps, self.num_train_timesteps
-        if steps is not None and not 1 <= steps <= last:
+        if steps is not None and steps < 1:
+            raise ValueError(f"default_denoising_steps must be at least 1; got {steps}")
+        if steps is not None and self.framework == "ddim" and steps > last:
             raise ValueError(f"default_denoising_steps must be between 1 and num_train_timesteps={last}; got {steps}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from marigold_uq.field.config import FieldModel, FieldTrainConfig
@@ -11,7 +12,7 @@ from marigold_uq.field.splits import open_split, target_hours, training_samples
 from marigold_uq.field.task import FieldTask
 from marigold_uq.models.field_head import build_network
 from marigold_uq.pipelines.field import FieldForecastPipeline
-from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
+from marigold_uq.schedulers import FRAMEWORKS, DistributionalScheduler
 from marigold_uq.training.loop import Trainer, TrainingResult, make_accelerator
 
 __all__ = ["new_pipeline", "new_scheduler", "train_field"]
@@ -69,18 +70,20 @@ def new_pipeline(model: FieldModel, train: FieldSequences, *, seed: int = 0) -> 
     return FieldForecastPipeline(network, scheduler, encoder, default_denoising_steps=model.default_denoising_steps)
 
 
-def new_scheduler(model: FieldModel) -> DistributionalDDIMScheduler:
-    """Linear betas, and nothing clipped: increments have no bounds."""
-    return DistributionalDDIMScheduler(
-        num_train_timesteps=model.num_train_timesteps,
-        beta_start=model.beta_start,
-        beta_end=model.beta_end,
-        prediction_type=model.prediction_type,
-        rescale_betas_zero_snr=model.zero_terminal_snr,
-        timestep_spacing=model.timestep_spacing,
-        noise_family=model.noise_family,
-        num_components=model.num_components,
-        rank=model.rank,
-        eta=model.eta,
-        clip_sample=False,
-    )
+def new_scheduler(model: FieldModel) -> DistributionalScheduler:
+    """That of the framework; increments have deviation 1 and no bounds, so nothing is clipped."""
+    own: dict[str, dict[str, Any]] = {
+        "ddim": {
+            "num_train_timesteps": model.num_train_timesteps,
+            "beta_start": model.beta_start,
+            "beta_end": model.beta_end,
+            "prediction_type": model.prediction_type,
+            "rescale_betas_zero_snr": model.zero_terminal_snr,
+            "timestep_spacing": model.timestep_spacing,
+            "clip_sample": False,
+        },
+        "edm": {"sigma_data": 1.0, "training_log_mean": -1.2 + math.log(2)},  # EDM's own are for a deviation of .5
+        "flow": {},
+    }
+    head = {name: getattr(model, name) for name in ("noise_family", "num_components", "rank", "eta")}
+    return FRAMEWORKS[model.framework](**{**own[model.framework], **head, **model.schedule})
