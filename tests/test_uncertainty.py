@@ -310,7 +310,7 @@ def test_decomposition_from_draws_does_not_take_sampling_noise_for_disagreement(
         (lambda: total_std(torch.zeros(1, 3)), "M >= 2"),
         (lambda: total_variance_by_step([], 1), "num_members >= 2"),
         (lambda: decompose_members(torch.zeros(2, 3), torch.zeros(2)), "one shape"),
-        (lambda: decompose_members(torch.zeros(2, 3), -torch.ones(2, 3)), "negative"),
+        (lambda: decompose_members(torch.zeros(2, 3), torch.tensor([[1.0, 1, 1], [1, -1, 1]])), "negative"),
         (lambda: decompose_member_samples(torch.zeros(2, 1, 3)), "S, M >= 2"),
     ],
 )
@@ -324,6 +324,14 @@ def test_a_family_without_variance_is_refused_instead_of_called_certain():
     scheduler.set_timesteps(2)
     with pytest.raises(ValueError, match="no variance"):
         reverse_diffusion(lambda x, t: x, scheduler, torch.zeros(2, 1), observers=[TrajectoryUncertainty()])
+
+
+def test_a_head_that_is_certain_of_some_coordinates_is_collected():
+    scheduler, observer = make_scheduler(), TrajectoryUncertainty()
+    scheduler.set_timesteps(2)
+    scale = torch.tensor([[0.0, 1.0]], dtype=torch.float64)
+    observer(scheduler, ReverseStep(0, int(scheduler.timesteps[0]), scale, GaussianDistribution(scale, scale)))
+    assert (observer.epistemic > 0).tolist() == [[False, True]]
 
 
 def test_different_schedules_are_not_joined():

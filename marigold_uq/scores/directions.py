@@ -10,13 +10,14 @@ from marigold_uq.randomness import rand, randn
 
 
 def isotropic_directions(
-    dim: int, num_directions: int, *, like: Tensor, generator: torch.Generator | None = None
+    event_shape: Sequence[int], num_directions: int, *, like: Tensor, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Unit vectors (N, D), uniform on the sphere; complete orthonormal blocks as long as D of them are asked for.
+    """Unit vectors (N, *event), uniform on the sphere; complete orthonormal blocks while D of them are asked for.
 
     Orthogonal directions share no information, which lowers the variance; an incomplete block would bias nothing but
     gains nothing either in high dimension, so the remainder is drawn independently.
     """
+    dim = math.prod(event_shape)
     blocks = [
         torch.linalg.qr(randn((), (dim, dim), like=like, generator=generator))[0].mT
         for _ in range(num_directions // dim)
@@ -24,7 +25,7 @@ def isotropic_directions(
     rest = num_directions - dim * len(blocks)
     gauss = randn((), (rest, dim), like=like, generator=generator)
     blocks.append(gauss / gauss.norm(dim=1, keepdim=True).clamp(min=torch.finfo(like.dtype).tiny))
-    return torch.cat(blocks)
+    return torch.cat(blocks).reshape(num_directions, *event_shape)
 
 
 def box_directions(
@@ -49,6 +50,11 @@ def box_directions(
     weights = weights.expand(num_directions, *event_shape)
     norm = weights.flatten(1).norm(dim=1).reshape(-1, *[1] * len(event_shape))
     return weights / norm.clamp(min=torch.finfo(like.dtype).tiny)
+
+
+def patch_shape(event_shape: Sequence[int], patch_size: int) -> tuple[int, ...]:
+    """All channels, and patch_size along every axis of space."""
+    return (event_shape[0], *[patch_size] * (len(event_shape) - 1))
 
 
 def check_patch_size(patch_size: int | None) -> None:

@@ -18,7 +18,7 @@ from marigold_uq.distributions import (
 from marigold_uq.distributions.base import expand_mask
 from marigold_uq.precision import full_precision
 from marigold_uq.scores.crps import crps, mixture_crps
-from marigold_uq.scores.directions import check_patch_size, fold_patches, isotropic_directions
+from marigold_uq.scores.directions import check_patch_size, fold_patches, isotropic_directions, patch_shape
 from marigold_uq.scores.ensemble import coordinate_energy_score, ensemble_energy_score
 from marigold_uq.scores.masking import masked_target, needs_generator, zero_masked
 
@@ -35,21 +35,28 @@ def energy_score(
     num_directions: int = 64,
     num_draws: int = 64,
     generator: torch.Generator | None = None,
+    directions: Tensor | None = None,
 ) -> Tensor:
     """E||X - y||^beta - lam/2 E||X - X'||^beta: (B,) for joint families, (B, *event) for the others.
 
     Joint Gaussian families with exponent 1 use the projected closed form along `num_directions` random directions;
     with `patch_size` the score of each patch of coordinates by itself, averaged over patches (local correlations,
     which isotropic directions drown in high dimension). Anything else uses `num_draws` draws, fairly. Both need a
-    `generator`. Masked coordinates leave the event of a joint family and score 0 in the others.
+    `generator`, or the first, for a compiled graph, which can hold none, its unit vectors as `directions` (N, *event),
+    or (N, *patch). Masked coordinates leave the event of a joint family and score 0 in the others.
     """
     if not 0 < exponent < 2:
         raise ValueError(f"the energy score is proper for exponents strictly between 0 and 2; got {exponent}")
     (value, keep), plain = masked_target(dist, value, mask), exponent == lam == 1.0
     if plain and dist.joint and dist.has_density:
         check_patch_size(patch_size)
-        generator = needs_generator(generator, "the energy score of a joint Gaussian family looks along random lines")
-        return _projected_energy(dist, value, keep, patch_size, num_directions, generator)
+        shape = value.shape[1:] if patch_size is None else patch_shape(value.shape[1:], patch_size)
+        if directions is None:
+            what = "the energy score of a joint Gaussian family looks along random lines"
+            directions = isotropic_directions(
+                shape, num_directions, like=value, generator=needs_generator(generator, what)
+            )
+        return _projected_energy(dist, value, keep, patch_size, directions)
     if patch_size is not None:
         raise ValueError(
             f"patch_size={patch_size} needs the projected closed form: a joint Gaussian family with exponent 1 and "
@@ -69,19 +76,12 @@ def energy_score(
 
 
 def _projected_energy(
-    dist: NoiseDistribution,
-    value: Tensor,
-    mask: Tensor | None,
-    patch_size: int | None,
-    num_directions: int,
-    generator: torch.Generator | None,
+    dist: NoiseDistribution, value: Tensor, mask: Tensor | None, patch_size: int | None, directions: Tensor
 ) -> Tensor:
+    constant = projection_constant(math.prod(directions.shape[1:]))
     if patch_size is not None:
-        return patch_energy_score(dist, value, patch_size, num_directions, mask=mask, generator=generator)
-    dim = math.prod(value.shape[1:])
-    directions = isotropic_directions(dim, num_directions, like=value, generator=generator)
-    along = projected_crps(dist, value, directions.unflatten(1, value.shape[1:]), mask)  # (B, N)
-    return projection_constant(dim) * along.mean(1)
+        return constant * patch_projected_crps(dist, value, patch_size, directions, mask)
+    return constant * projected_crps(dist, value, directions, mask).mean(1)
 
 
 def projection_constant(dim: int) -> float:
@@ -92,6 +92,10 @@ def projection_constant(dim: int) -> float:
 @full_precision
 def projected_crps(dist: NoiseDistribution, value: Tensor, directions: Tensor, mask: Tensor | None = None) -> Tensor:
     """CRPS of a . X at a . y for directions (N, *event): (B, N). Masked coordinates are projected out."""
+    if directions.shape[1:] != value.shape[1:]:
+        raise ValueError(
+            f"directions are (N, *event) with event {tuple(value.shape[1:])}; got {tuple(directions.shape)}"
+        )
     parts = dist.components()
     a = directions.flatten(1).unsqueeze(0)  # (1, N, D)
     if mask is not None:
@@ -106,31 +110,10 @@ def projected_crps(dist: NoiseDistribution, value: Tensor, directions: Tensor, m
     return mixture_crps(-gap, scale, weights, torch.zeros_like(gap[:, 0]))
 
 
-def patch_energy_score(
-    dist: NoiseDistribution,
-    value: Tensor,
-    patch_size: int,
-    num_directions: int,
-    *,
-    mask: Tensor | None = None,
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """Projected energy score of each patch (all channels, patch_size along every axis), mean over patches: (B,)."""
-    dim = value.shape[1] * patch_size ** (value.ndim - 2)
-    along = patch_projected_crps(dist, value, patch_size, num_directions, mask=mask, generator=generator)
-    return projection_constant(dim) * along
-
-
 def patch_projected_crps(
-    dist: NoiseDistribution,
-    value: Tensor,
-    patch_size: int,
-    num_directions: int,
-    *,
-    mask: Tensor | None = None,
-    generator: torch.Generator | None = None,
+    dist: NoiseDistribution, value: Tensor, patch_size: int, directions: Tensor, mask: Tensor | None = None
 ) -> Tensor:
-    """Mean CRPS along `num_directions` unit directions within each patch, (B,).
+    """Mean CRPS along unit `directions` (N, *patch) within each patch, (B,).
 
     The distribution of a patch is the marginal one of its coordinates. Patches tile the event; those that stick out of
     it are padded with masked coordinates, which leave the event exactly. The mean is over patches with any left.
@@ -144,12 +127,11 @@ def patch_projected_crps(
         logits=whole.logits.repeat_interleave(_num_patches(value, patch_size), 0),
     )
     part, part_keep = fold_patches(value, patch_size, space), fold_patches(keep, patch_size, space)
-    directions = isotropic_directions(math.prod(part.shape[1:]), num_directions, like=value, generator=generator)
-    along = projected_crps(patches, part, directions.unflatten(1, part.shape[1:]), part_keep)  # (B P, N)
+    along = projected_crps(patches, part, directions, part_keep)  # (B P, N)
     occupied = part_keep.flatten(1).any(1).unflatten(0, (value.shape[0], _num_patches(value, patch_size)))  # (B, P)
     total = (along.mean(1).unflatten(0, occupied.shape) * occupied).sum(1)
     return total / occupied.sum(1).clamp(min=1)
 
 
 def _num_patches(value: Tensor, patch_size: int) -> int:
-    return math.prod(-(-length // patch_size) for length in value.shape[2:])
+    return math.prod([-(-length // patch_size) for length in value.shape[2:]])

@@ -1,4 +1,4 @@
-"""What predicting a distribution costs: the reverse step, the training step, low rank in high dimension, the CRPS.
+"""What predicting a distribution costs: reverse steps, training steps, low rank in high dimension, the CRPS.
 
     python scripts/benchmarks/core.py --output core.json
 
@@ -16,6 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ import scoringrules
 import torch
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 from diffusers.schedulers.scheduling_ddim import DDIMScheduler
+from diffusers.schedulers.scheduling_edm_euler import EDMEulerScheduler
+from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -31,12 +34,12 @@ from tqdm import tqdm
 
 from marigold_uq.commands.runner import Invocation, run_command
 from marigold_uq.denoising import predict_output
-from marigold_uq.distributions import HeadOptions, LowRankDistribution
+from marigold_uq.distributions import HeadOptions, LowRankDistribution, family_class
 from marigold_uq.files import make_folder
 from marigold_uq.metrics import crps
 from marigold_uq.models.widen import widen
 from marigold_uq.results import write_json
-from marigold_uq.schedulers import DistributionalDDIMScheduler
+from marigold_uq.schedulers import FRAMEWORKS, DistributionalDDIMScheduler
 from marigold_uq.scores import kernel_score, mean_score
 
 LATENTS = {"4 x 24 x 32": (4, 24, 32), "4 x 96 x 96": (4, 96, 96)}
@@ -51,6 +54,7 @@ FAMILY_OPTIONS: dict[str, dict[str, int]] = {
 TRAINING_TARGETS = {"gaussian": 1.05, "mixture": 1.15, "low_rank": 1.15}
 """Most that a training step may cost, relative to the `point` step of the same backbone."""
 TRAINING_LATENT, TRAINING_BATCH = (4, 24, 32), 4
+COMPILED_FAMILIES = ("gaussian", "mixture", "low_rank")
 DIMENSIONS = (1_024, 4_096, 16_384, 36_864, 147_456)  # the fourth is 4 x 96 x 96
 RANK, LOW_RANK_BATCH = 3, 4
 NUM_MEMBERS, NUM_POINTS = 100, 20_000
@@ -112,6 +116,54 @@ def step_runner(family: str, options: dict[str, int], sample: Tensor, timestep: 
     channels = scheduler.num_raw_channels(sample.shape[1])
     raw = torch.randn(1, channels, *sample.shape[2:], generator=generator)
     return lambda: scheduler.step(raw, timestep, sample, generator=generator)
+
+
+STOCK: dict[str, Any] = {
+    "ddim": lambda: DDIMScheduler(clip_sample=False, prediction_type="v_prediction"),
+    "edm": EDMEulerScheduler,
+    "flow": FlowMatchEulerDiscreteScheduler,
+}
+"""diffusers' scheduler of each framework."""
+
+
+def benchmark_schedulers(framework: str, shape: Sequence[int], turns: int) -> list[Row]:
+    """One step at eta = 0, where stock draws no noise, of families `point` and `gaussian` against stock's."""
+    sample = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
+    stock = STOCK[framework]()
+    stock.set_timesteps(50)
+    timestep = stock.timesteps[10]
+
+    def stock_step() -> None:
+        stock._step_index = 10  # Euler schedulers count their steps
+        stock.step(sample, timestep, sample)
+
+    runners: dict[str, Callable[[], Any]] = {"stock": stock_step}
+    for family in ("point", "gaussian"):
+        scheduler = FRAMEWORKS[framework].from_config(stock.config, noise_family=family)
+        scheduler.set_timesteps(50)
+        raw = torch.randn(1, scheduler.num_raw_channels(shape[0]), *shape[1:])
+        generator = torch.Generator().manual_seed(2)
+        runners[family] = partial(scheduler.step, raw, timestep, sample, generator=generator)
+    return race(runners, "stock", turns=turns, warmup=5)
+
+
+def benchmark_compiled(family: str, turns: int) -> list[Row]:
+    """Head, score and gradient of raw output, eager and compiled into one graph: what follows the network."""
+    head, shape = HeadOptions(**FAMILY_OPTIONS[family]), TRAINING_LATENT
+    kind, generator = family_class(family), torch.Generator().manual_seed(0)
+    channels = kind.num_raw_channels(shape[0], head)
+    raw = torch.randn(TRAINING_BATCH, channels, *shape[1:], generator=generator, requires_grad=True)
+    target = torch.randn(TRAINING_BATCH, *shape, generator=generator)
+
+    def loss(raw: Tensor) -> Tensor:
+        return mean_score(kind.from_raw(raw, head, event_shape=shape), target)
+
+    compiled = torch.compile(loss, fullgraph=True)
+    runners: dict[str, Callable[[], Any]] = {
+        "eager": lambda: torch.autograd.grad(loss(raw), raw),
+        "compiled": lambda: torch.autograd.grad(compiled(raw), raw),
+    }
+    return race(runners, "eager", turns=turns, warmup=3)
 
 
 def small_unet() -> UNet2DConditionModel:
@@ -311,12 +363,14 @@ class CoreBenchmark:
         overwrite: Replace an existing output.
         threads: torch threads; with more, processor time adds them up.
         turns: Turns of each race.
+        compiled: Also compile head, score and gradient, which needs a C++ compiler and takes minutes.
     """
 
     output: Path | None = None
     overwrite: bool = False
     threads: int = 1
     turns: int = 25
+    compiled: bool = False
 
 
 def run_benchmark(options: CoreBenchmark, invocation: Invocation) -> int:
@@ -330,6 +384,14 @@ def run_benchmark(options: CoreBenchmark, invocation: Invocation) -> int:
         steps = benchmark_step(shape, turns=5 * options.turns)
         print_rows(f"Reverse step, latent {name}", steps, "stock DDIM")
         results[f"step {name}"] = [asdict(row) for row in steps]
+    for framework in FRAMEWORKS:
+        rows = benchmark_schedulers(framework, LATENTS["4 x 24 x 32"], turns=5 * options.turns)
+        print_rows(f"Reverse step of {framework}, latent 4 x 24 x 32, eta = 0", rows, "stock")
+        results[f"scheduler {framework}"] = [asdict(row) for row in rows]
+    for family in COMPILED_FAMILIES if options.compiled else ():
+        rows = benchmark_compiled(family, options.turns)
+        print_rows(f"Head, score and gradient of {family}, batch {TRAINING_BATCH}", rows, "eager")
+        results[f"compiled {family}"] = [asdict(row) for row in rows]
     training, parameters = benchmark_training(options.turns)
     print_rows(
         f"Training step, U-Net of {parameters / 1e6:.1f} M parameters, batch {TRAINING_BATCH}", training, "point"

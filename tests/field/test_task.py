@@ -1,6 +1,7 @@
 """Training of field models: every family and score learns, resumes exactly, stops on a plateau, from a config."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,11 @@ from marigold_uq.field.data import Trajectories, Transitions, write_trajectories
 from marigold_uq.field.run import new_pipeline, train_field
 from marigold_uq.field.task import FieldTask, Plateau
 from marigold_uq.pipelines.field import FieldForecastPipeline
+from marigold_uq.schedulers import (
+    DistributionalDDIMScheduler,
+    DistributionalEDMScheduler,
+    DistributionalFlowMatchScheduler,
+)
 from marigold_uq.training.config import OptimizerConfig, TrainingConfig
 from marigold_uq.training.loop import Trainer
 from marigold_uq.training.objective import ObjectiveConfig
@@ -91,6 +97,39 @@ FAMILIES_AND_SCORES = [
     ({"noise_family": "sample", "num_train_timesteps": 1, "beta_start": 0.9999, "beta_end": 0.9999,
       "prediction_type": "sample", "zero_terminal_snr": False}, "crps"),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("framework", "schedule", "kind"),
+    [
+        ("edm", {"sigma_max": 40.0}, DistributionalEDMScheduler),
+        ("flow", {"shift": 2.0}, DistributionalFlowMatchScheduler),
+        ("ddim", {"steps_offset": 1}, DistributionalDDIMScheduler),
+    ],
+)
+def test_a_config_names_the_framework(
+    framework: str, schedule: dict[str, Any], kind: type, data_file: Path, tmp_path: Path
+) -> None:
+    chosen = {"framework": framework, "schedule": schedule, "default_denoising_steps": 10}
+    made = config(data_file, tmp_path / "run", model=chosen)
+    assert train_field(made).finished
+    pipeline = FieldForecastPipeline.from_pretrained(tmp_path / "run" / "model")
+    scheduler = pipeline.scheduler
+    assert type(scheduler) is kind
+    assert all(scheduler.config[name] == value for name, value in schedule.items())
+    forecast = pipeline(decaying().states[:2, :2, None], 2, ensemble_size=3, generator=torch.Generator().manual_seed(0))
+    assert forecast.samples.isfinite().all()
+    assert float(forecast.uncertainty.min()) > 0
+    if framework == "edm":  # increments have deviation 1: EDM's noise for .5, twice as large
+        level = scheduler.noise_level(scheduler.sample_timesteps(4000, torch.Generator().manual_seed(0)))
+        assert scheduler.config.sigma_data == 1.0
+        assert float(level.noise.log().mean()) == pytest.approx(-1.2 + math.log(2), abs=0.1)
+
+
+def test_more_steps_than_the_table_has_are_refused_of_ddim_alone() -> None:
+    with pytest.raises(ValueError, match="between 1 and num_train_timesteps=50; got 60"):
+        FieldModel(default_denoising_steps=60)
+    assert FieldModel(framework="flow", default_denoising_steps=60).default_denoising_steps == 60
 
 
 @pytest.mark.parametrize(("model", "score"), FAMILIES_AND_SCORES, ids=lambda value: str(value)[:40])

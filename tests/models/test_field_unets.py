@@ -1,5 +1,6 @@
 """The U-Nets for fields: the paper's size, periodicity, any grid, checkpoints, and their place in the core."""
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -246,3 +247,16 @@ def test_wrong_inputs_are_named(shape: tuple[int, ...], timestep: Any, message: 
 def test_wrong_constructor_arguments_are_named(kind: type, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(kind, **options)
+
+
+@pytest.mark.parametrize("max_period", [50.0, 10_000.0])
+@pytest.mark.parametrize("kind", [UNet1d, UNet2d])
+def test_the_slowest_wave_of_the_timestep_has_the_period_asked_for(kind: type, max_period: float) -> None:
+    """cos(t), ..., cos(t / max_period), then the sines."""
+    network, seen = build(kind, max_period=max_period, periodic=(True,) * (1 if kind is UNet1d else 2)), []
+    network.embedding.first.register_forward_pre_hook(lambda _, args: seen.append(args[0][0]))
+    run(network, noise(1, 3, *[8] * (1 if kind is UNet1d else 2)), torch.tensor([30.0]))
+    half = len(seen[0]) // 2
+    found = [float(seen[0][place]) for place in (0, half - 1, half, -1)]
+    waves = [math.cos(30), math.cos(30 / max_period), math.sin(30), math.sin(30 / max_period)]
+    assert found == pytest.approx(waves, abs=1e-5)

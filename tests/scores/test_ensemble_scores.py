@@ -186,3 +186,11 @@ def test_twenty_members_of_a_480_x_640_map_never_meet_all_at_once() -> None:
     assert whole_gradient < 10
     assert single < 10
     assert single_gradient < 19
+
+
+def test_squares_are_added_up_in_float64() -> None:
+    """With a block per coordinate the norm of float32 differences is rounded once, at the end."""
+    gap = torch.randn(500, 4, generator=generator())
+    chunk = 2 * len(gap)  # two points, the value and one draw, of every row
+    score = ensemble_energy_score(gap.unsqueeze(0), torch.zeros_like(gap), lam=0.0, chunk_elements=chunk)
+    assert torch.equal(score, gap.double().square().sum(1).sqrt().float())

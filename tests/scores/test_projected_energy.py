@@ -115,8 +115,7 @@ def test_patches_are_scored_one_by_one_with_the_law_of_their_coordinates(
         value = torch.where(keep, value, math.nan)
     score = energy_score(law, value, patch_size=size, num_directions=num_directions, mask=keep, generator=generator(7))
     patch_shape = (2, *[size] * len(space))
-    directions = isotropic_directions(math.prod(patch_shape), num_directions, like=LIKE, generator=generator(7))
-    directions = directions.reshape(num_directions, *patch_shape)
+    directions = isotropic_directions(patch_shape, num_directions, like=LIKE, generator=generator(7))
     for b in range(BATCH):
         expected = brute_patch_scores(dense_components(law, b), value[b], keep[b], size, directions)
         assert float(score[b]) == pytest.approx(sum(expected) / len(expected), rel=1e-9)
@@ -231,7 +230,7 @@ def test_along_the_coordinate_axes_the_score_is_the_marginal_crps() -> None:
 
 
 def test_isotropic_directions_are_unit_vectors_in_complete_orthonormal_blocks() -> None:
-    directions = isotropic_directions(5, 12, like=LIKE, generator=generator())
+    directions = isotropic_directions((5,), 12, like=LIKE, generator=generator())
     assert directions.shape == (12, 5)
     torch.testing.assert_close(directions.norm(dim=1), torch.ones(12, dtype=torch.float64))
     for block in directions[:10].split(5):
@@ -242,7 +241,7 @@ def test_isotropic_directions_have_no_preferred_axis() -> None:
     """E a a^T = I / D over 2000 directions that do not come in complete blocks, and over blocks."""
     for num_directions, repeats in [(3, 700), (4, 500)]:
         rng = generator(1)
-        a = torch.cat([isotropic_directions(4, num_directions, like=LIKE, generator=rng) for _ in range(repeats)])
+        a = torch.cat([isotropic_directions((4,), num_directions, like=LIKE, generator=rng) for _ in range(repeats)])
         mean, error = mean_and_error(a[:, :, None] * a[:, None, :])
         assert float(((mean - torch.eye(4) / 4).abs() / error).max()) < STANDARD_ERRORS
 
@@ -290,7 +289,7 @@ def test_the_recipe_is_the_sum_of_its_parts(name: str) -> None:
     rng = generator(5)
     patches = energy_score(law, value, patch_size=2, num_directions=4, generator=rng) / projection_constant(8)
     boxes = projected_crps(law, value, box_directions((2, 5, 3), 6, like=value, generator=rng)).mean(1)
-    sphere = isotropic_directions(30, 5, like=value, generator=rng).reshape(5, 2, 5, 3)
+    sphere = isotropic_directions((2, 5, 3), 5, like=value, generator=rng)
     isotropic = projected_crps(law, value, sphere).mean(1)
     torch.testing.assert_close(score, crps(law, value).flatten(1).mean(1) + patches + boxes + isotropic)
     bare = projected_score(law, value, patch_size=0, num_boxes=0, num_isotropic=0)

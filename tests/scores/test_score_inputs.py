@@ -10,6 +10,7 @@ from support.laws import (
     HEAD,
     JOINT_DENSITY_NAMES,
     generator,
+    has_density,
     is_flat,
     law_from,
     random_law,
@@ -20,7 +21,17 @@ from torch import Tensor
 from marigold_uq import metrics
 from marigold_uq.distributions import FAMILIES, SampleDistribution
 from marigold_uq.precision import full_precision
-from marigold_uq.scores import SCORES, crps, energy_score, kernel_score, projected_score
+from marigold_uq.schedulers import FRAMEWORKS
+from marigold_uq.scores import (
+    SCORES,
+    crps,
+    energy_score,
+    kernel_score,
+    projected_score,
+    random_directions,
+    sample_scores,
+)
+from marigold_uq.scores.directions import isotropic_directions
 
 SHAPE = (2, 5)
 every_score = pytest.mark.parametrize(("name", "score"), FAMILY_SCORES)
@@ -48,12 +59,19 @@ def test_the_bandwidth_is_not_rounded_to_the_type_of_the_target(name: str) -> No
         torch.testing.assert_close(kernel_score(law, value, bandwidth=bandwidth), expected)
 
 
-QUICK = {("gaussian", "crps"), ("mixture", "crps"), ("low_rank", "kernel"), ("cholesky", "log")}
-COMPILED = [
-    pytest.param(name, score, marks=[] if (name, score) in QUICK else pytest.mark.slow)
-    for name in DENSITY_NAMES
-    for score in ("crps", "kernel", "log", "squared_error")
-]
+QUICK = {("gaussian", "crps"), ("low_rank", "kernel"), ("low_rank", "projected")}
+CLOSED = [(name, score) for name, score in FAMILY_SCORES if has_density(name)]
+COMPILED = [pytest.param(*pair, marks=[] if pair in QUICK else pytest.mark.slow) for pair in CLOSED]
+
+
+def drawn_directions(name: str, score: str, shape: tuple[int, ...]) -> dict[str, Any]:
+    """What a score that looks along random lines needs instead of a generator, which no graph can hold."""
+    like = torch.empty(())
+    if score == "projected":
+        return {"directions": random_directions(shape, like=like, patch_size=2, generator=generator(5))}
+    if score == "energy" and FAMILIES[name].joint:
+        return {"directions": isotropic_directions(shape, 6, like=like, generator=generator(5))}
+    return {}
 
 
 @pytest.mark.parametrize(("name", "score"), COMPILED)
@@ -61,7 +79,7 @@ def test_raw_output_score_and_gradient_compile_into_one_graph(name: str, score: 
     shape = (4,) if is_flat(name) else SHAPE
     raw = random_raw(name, shape, dtype=torch.float32)
     value, bandwidth = torch.randn(2, *shape, generator=generator(1)), torch.tensor([0.5, 2.0])
-    options: dict[str, Any] = {"bandwidth": bandwidth} if score == "kernel" else {}
+    options = {"bandwidth": bandwidth} if score == "kernel" else drawn_directions(name, score, shape)
 
     def loss(raw: Tensor) -> Tensor:
         return SCORES[score](FAMILIES[name].from_raw(raw, HEAD, event_shape=shape), value, **options).mean()
@@ -73,6 +91,61 @@ def test_raw_output_score_and_gradient_compile_into_one_graph(name: str, score: 
         function(leaf).backward()
         gradients.append(leaf.grad)
     torch.testing.assert_close(gradients[1], gradients[0])
+
+
+@pytest.mark.parametrize("name", JOINT_DENSITY_NAMES)
+def test_given_directions_are_those_that_a_generator_draws(name: str) -> None:
+    law = random_law(name, SHAPE)
+    value = law.mean + 0.5
+    along = random_directions(SHAPE, like=value, patch_size=2, generator=generator(5))
+    expected = projected_score(law, value, patch_size=2, generator=generator(5))
+    assert torch.equal(projected_score(law, value, directions=along), expected)
+    for size, shape in ((None, SHAPE), (2, (SHAPE[0], 2))):
+        directions = isotropic_directions(shape, 64, like=value, generator=generator(5))
+        expected = energy_score(law, value, patch_size=size, generator=generator(5))
+        assert torch.equal(energy_score(law, value, patch_size=size, directions=directions), expected)
+    with pytest.raises(ValueError, match=r"with event \(2, 5\); got \(3, 4\)"):
+        energy_score(law, value, directions=torch.ones(3, 4))
+
+
+@every_score
+@pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
+def test_no_loss_looks_at_a_number(name: str, score: str, masked: bool) -> None:
+    """On the meta device there are none: a score that waited for the device, or moved something to it, would raise."""
+    raw = random_raw(name, SHAPE, dtype=torch.float32).to("meta").requires_grad_()
+    value = torch.empty(2, *SHAPE, device="meta")
+    mask = torch.empty(2, *SHAPE, device="meta", dtype=torch.bool) if masked else None
+    scores = sample_scores(law_from(name, raw, SHAPE), value, score, mask=mask, **options_of(score))
+    assert scores.shape == (2,)
+    scores.mean().backward()
+    assert raw.grad is not None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_noise_and_targets_of_a_training_step_look_at_no_number(framework: str, family: str) -> None:
+    scheduler = FRAMEWORKS[framework](noise_family=family, num_components=3, rank=2)
+    original, noise = torch.empty(2, 2, *SHAPE, device="meta").unbind(0)
+    timesteps = scheduler.sample_timesteps(2, generator()).to("meta")
+    x_t = scheduler.add_noise(original, noise, timesteps)
+    scaled = scheduler.scale_model_input(x_t, timesteps)
+    assert scaled.shape == scheduler.training_target(original, noise, timesteps).shape == original.shape
+
+
+@pytest.mark.parametrize("score", ["crps", "kernel", "log", "squared_error"])
+@pytest.mark.parametrize("name", DENSITY_NAMES)
+def test_vmap_maps_raw_output_to_scores_and_gradients(name: str, score: str) -> None:
+    """Over an axis of models, 3 here, as a loop does."""
+    shape = (4,) if is_flat(name) else SHAPE
+    raw = torch.stack([random_raw(name, shape, seed=seed) for seed in range(3)])
+    value = torch.randn(3, 2, *shape, generator=generator(1), dtype=torch.float64)
+
+    def loss(raw: Tensor, value: Tensor) -> Tensor:
+        return SCORES[score](FAMILIES[name].from_raw(raw, HEAD, event_shape=shape), value).mean()
+
+    for function in (loss, torch.func.grad(loss)):
+        looped = torch.stack([function(*pair) for pair in zip(raw, value, strict=True)])
+        torch.testing.assert_close(torch.func.vmap(function)(raw, value), looped)
 
 
 @pytest.mark.parametrize("name", JOINT_DENSITY_NAMES)

@@ -84,7 +84,7 @@ def test_the_masked_energy_score_is_that_of_the_kept_coordinates_along_the_same_
     law, keep, dim = random_law(name, SHAPE), random_mask(), math.prod(SHAPE)
     value = random_value(law).where(keep, math.nan)
     score = energy_score(law, value, mask=keep, num_directions=30, generator=generator(5))
-    directions = isotropic_directions(dim, 30, like=value, generator=generator(5))
+    directions = isotropic_directions((dim,), 30, like=value, generator=generator(5))
     for b in range(BATCH):
         rows = directions[:, keep[b].flatten()]
         along = projected_crps(restricted(law, b, keep[b]), kept(value, b, keep), rows)

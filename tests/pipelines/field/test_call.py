@@ -381,7 +381,10 @@ def test_statistics_of_other_variables_are_refused() -> None:
 
 
 def test_the_clock_is_that_of_the_predicted_time_and_place() -> None:
-    """At 0 degrees, from 06 UTC, a 6-hour step predicts noon: sine 0, cosine -1; at 180 degrees midnight."""
+    """At 0 degrees, from 06 UTC, a 6-hour step predicts noon: sine 0, cosine -1; at 180 degrees midnight.
+
+    At 60 degrees east it is 16 o'clock: the sun is ahead there, and not behind.
+    """
     encoder = tiny_weather().encoder
     history_states = torch.zeros(1, 2, 2, 5, 18)
     seconds = np.datetime64("2013-01-10T06:00", "s").astype(np.float64)
@@ -389,6 +392,9 @@ def test_the_clock_is_that_of_the_predicted_time_and_place() -> None:
     east = list(encoder.coordinates["longitude"]).index(180.0)
     torch.testing.assert_close(clock[0, :, 0, 0], torch.tensor([0.0, -1.0]), rtol=0, atol=1e-5)
     torch.testing.assert_close(clock[0, :, 0, east], torch.tensor([0.0, 1.0]), rtol=0, atol=1e-5)
+    ahead = list(encoder.coordinates["longitude"]).index(60.0)
+    angle = torch.tensor(2 * torch.pi * 16 / 24)
+    torch.testing.assert_close(clock[0, :, 0, ahead], torch.stack([angle.sin(), angle.cos()]), rtol=0, atol=1e-5)
 
 
 def test_the_cholesky_head_puts_distances_where_the_family_reads_them() -> None:
