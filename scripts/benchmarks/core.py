@@ -4,7 +4,7 @@
 
 Every number is a median of processor time, and every ratio compares two things measured in the same run, turn by turn:
 on one thread, processor time is what a quiet machine would take, and other programs disturb it little. Prints Markdown;
-`--output` also writes JSON. About two minutes.
+`--output` also writes JSON. A few minutes, most of them for `compiled` and `training`; `--parts` chooses.
 """
 
 import copy
@@ -15,7 +15,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -132,6 +132,8 @@ def benchmark_schedulers(framework: str, shape: Sequence[int], turns: int) -> li
     stock = STOCK[framework]()
     stock.set_timesteps(50)
     timestep = stock.timesteps[10]
+    if framework == "edm":
+        stock.scale_model_input(sample, timestep)  # without it stock warns at every step
 
     def stock_step() -> None:
         stock._step_index = 10  # Euler schedulers count their steps
@@ -354,6 +356,67 @@ def environment() -> dict[str, Any]:
     }
 
 
+def report_steps(turns: int) -> dict[str, Any]:
+    """Reverse steps of all families beside stock DDIM."""
+    results = {}
+    for name, shape in LATENTS.items():
+        rows = benchmark_step(shape, turns=5 * turns)
+        print_rows(f"Reverse step, latent {name}", rows, "stock DDIM")
+        results[f"step {name}"] = [asdict(row) for row in rows]
+    return results
+
+
+def report_schedulers(turns: int) -> dict[str, Any]:
+    """Reverse steps of all frameworks beside stock's."""
+    results = {}
+    for framework in FRAMEWORKS:
+        rows = benchmark_schedulers(framework, LATENTS["4 x 24 x 32"], turns=5 * turns)
+        print_rows(f"Reverse step of {framework}, latent 4 x 24 x 32, eta = 0", rows, "stock")
+        results[f"scheduler {framework}"] = [asdict(row) for row in rows]
+    return results
+
+
+def report_compiled(turns: int) -> dict[str, Any]:
+    """Head, score and gradient, compiled and eager."""
+    results = {}
+    for family in COMPILED_FAMILIES:
+        rows = benchmark_compiled(family, turns)
+        print_rows(f"Head, score and gradient of {family}, batch {TRAINING_BATCH}", rows, "eager")
+        results[f"compiled {family}"] = [asdict(row) for row in rows]
+    return results
+
+
+def report_training(turns: int) -> dict[str, Any]:
+    """Training steps."""
+    rows, parameters = benchmark_training(turns)
+    print_rows(f"Training step, U-Net of {parameters / 1e6:.1f} M parameters, batch {TRAINING_BATCH}", rows, "point")
+    return {"training": {"parameters": parameters, "rows": [asdict(row) for row in rows]}}
+
+
+def report_scaling(turns: int) -> dict[str, Any]:
+    """Low rank in high dimension."""
+    rows = benchmark_scaling(turns)
+    print_scaling(rows)
+    return {"low_rank": [asdict(row) for row in rows]}
+
+
+def report_crps(turns: int) -> dict[str, Any]:
+    """The CRPS of an ensemble."""
+    rows, difference = benchmark_crps(turns)
+    print_rows(f"CRPS, {NUM_MEMBERS} members x {NUM_POINTS} points (values agree to {difference:.0e})", rows, "pwm")
+    return {"crps": {"largest_difference": difference, "rows": [asdict(row) for row in rows]}}
+
+
+PARTS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "steps": report_steps,
+    "schedulers": report_schedulers,
+    "compiled": report_compiled,
+    "training": report_training,
+    "low_rank": report_scaling,
+    "crps": report_crps,
+}
+
+
 @dataclass(frozen=True)
 class CoreBenchmark:
     """Measure what predicting a distribution costs.
@@ -363,14 +426,19 @@ class CoreBenchmark:
         overwrite: Replace an existing output.
         threads: torch threads; with more, processor time adds them up.
         turns: Turns of each race.
-        compiled: Also compile head, score and gradient, which needs a C++ compiler and takes minutes.
+        parts: Of steps, schedulers, compiled (which needs a C++ compiler), training, low_rank, crps.
     """
 
     output: Path | None = None
     overwrite: bool = False
     threads: int = 1
     turns: int = 25
-    compiled: bool = False
+    parts: list[str] = field(default_factory=lambda: list(PARTS))
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.parts if name not in PARTS]
+        if unknown:
+            raise ValueError(f"unknown parts {', '.join(unknown)}; choose from {', '.join(PARTS)}")
 
 
 def run_benchmark(options: CoreBenchmark, invocation: Invocation) -> int:
@@ -380,29 +448,8 @@ def run_benchmark(options: CoreBenchmark, invocation: Invocation) -> int:
     torch.set_num_threads(options.threads)
     results: dict[str, Any] = {"environment": environment()}
     print(", ".join(f"{key} {value}" for key, value in results["environment"].items()))
-    for name, shape in LATENTS.items():
-        steps = benchmark_step(shape, turns=5 * options.turns)
-        print_rows(f"Reverse step, latent {name}", steps, "stock DDIM")
-        results[f"step {name}"] = [asdict(row) for row in steps]
-    for framework in FRAMEWORKS:
-        rows = benchmark_schedulers(framework, LATENTS["4 x 24 x 32"], turns=5 * options.turns)
-        print_rows(f"Reverse step of {framework}, latent 4 x 24 x 32, eta = 0", rows, "stock")
-        results[f"scheduler {framework}"] = [asdict(row) for row in rows]
-    for family in COMPILED_FAMILIES if options.compiled else ():
-        rows = benchmark_compiled(family, options.turns)
-        print_rows(f"Head, score and gradient of {family}, batch {TRAINING_BATCH}", rows, "eager")
-        results[f"compiled {family}"] = [asdict(row) for row in rows]
-    training, parameters = benchmark_training(options.turns)
-    print_rows(
-        f"Training step, U-Net of {parameters / 1e6:.1f} M parameters, batch {TRAINING_BATCH}", training, "point"
-    )
-    results["training"] = {"parameters": parameters, "rows": [asdict(row) for row in training]}
-    scaling = benchmark_scaling(options.turns)
-    print_scaling(scaling)
-    results["low_rank"] = [asdict(row) for row in scaling]
-    scores, difference = benchmark_crps(options.turns)
-    print_rows(f"CRPS, {NUM_MEMBERS} members x {NUM_POINTS} points (values agree to {difference:.0e})", scores, "pwm")
-    results["crps"] = {"largest_difference": difference, "rows": [asdict(row) for row in scores]}
+    for name in options.parts:
+        results.update(PARTS[name](options.turns))
     if options.output:
         make_folder(options.output.parent)
         write_json(options.output, results, overwrite=True)
