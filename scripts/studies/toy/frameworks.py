@@ -138,7 +138,8 @@ def score(
     y = truth(x).rsample((NUM_REPEATS,), generator=generator)[..., 0]  # (R, N)
     found = {}
     for steps, eta in product(STEP_COUNTS, ETAS):
-        own, draws = torch.Generator().manual_seed(seed + 1), []
+        own = torch.Generator().manual_seed(seed + 1)
+        draws = []
         scheduler.set_timesteps(steps)
         store_in_config(scheduler, eta=eta)
         for part in x.repeat(NUM_REPEATS).split(4096):  # pieces that stay in the processor's cache
