@@ -73,9 +73,7 @@ def test_what_cannot_be_chosen_is_explained(data_file: Path, tmp_path: Path) -> 
     lonely = config(data_file, tmp_path / "lonely", noise_family="auto")
     assert lonely.data.pde is not None
     pde = replace(lonely.data.pde, validation=0.05)
-    with pytest.raises(
-        ValueError, match=r"at least 2 trajectories, .*; got \d windows of 1"
-    ):
+    with pytest.raises(ValueError, match=r"at least 2 trajectories, .*; got \d windows of 1"):
         train_field(replace(lonely, data=FieldData(pde=pde)))
 
 
