@@ -321,7 +321,7 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
 
     def _by_model(self, table: TrainingRows, validation: ValidationRows) -> tuple[TrainingRows, list[_Part]]:
         """Each model with its own validation rows and what the baseline says about them out-of-fold."""
-        parts = []
+        parts: list[_Part] = []
         for model, index in enumerate(validation.rows):
             extras = None if validation.extras is None else validation.extras[model]
             parts.append((self.pipeline_.select(model), index.numpy(), (validation.predictions[model], extras)))
