@@ -129,14 +129,15 @@ def default_candidates(score: FamilyScore) -> list[FamilyCandidate]:
 
 
 def sample_unit_scores(samples: Tensor, target: Tensor, score: FamilyScore) -> Tensor:
-    """The fair score of samples (M, U, *event) at targets (U, *event), one number per unit, (U,).
+    """The fair score of samples (M, U, *event) at targets (U, *event), one number per unit, (U,); an event may be scalar.
 
     The same estimator for all families, which makes them comparable: a family's own score is in units of its own. The
     energy score is divided by the root of the number of coordinates, so both scores are of the size of one.
     """
+    samples, target = samples.reshape(*samples.shape[:2], -1), target.reshape(len(target), -1)
     if score == "crps":
-        return crps(samples, target).flatten(1).mean(1)
-    return energy_score(samples, target, target.ndim - 1) / math.sqrt(target[0].numel())
+        return crps(samples, target).mean(1)
+    return energy_score(samples, target, 1) / math.sqrt(target.shape[1])
 
 
 @dataclass(frozen=True)

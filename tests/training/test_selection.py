@@ -299,7 +299,8 @@ def test_candidates_and_options_that_cannot_be_are_refused() -> None:
         select_family([POINT], lambda candidate, steps: None, final_steps=1)
 
 
-def test_both_scores_are_in_the_units_of_one_coordinate() -> None:
-    samples, target = torch.zeros(4, 3, 25), torch.full((3, 25), 2.0)
-    for score in ("crps", "energy"):
-        assert sample_unit_scores(samples, target, score).tolist() == pytest.approx([2.0] * 3)  # type: ignore[arg-type]
+@pytest.mark.parametrize("event", [(), (25,), (2, 3, 4)])
+@pytest.mark.parametrize("score", ["crps", "energy"])
+def test_both_scores_are_in_the_units_of_one_coordinate(score: FamilyScore, event: tuple[int, ...]) -> None:
+    samples, target = torch.zeros(4, 3, *event), torch.full((3, *event), 2.0)
+    assert sample_unit_scores(samples, target, score).tolist() == pytest.approx([2.0] * 3)
