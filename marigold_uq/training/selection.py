@@ -129,7 +129,7 @@ def default_candidates(score: FamilyScore) -> list[FamilyCandidate]:
 
 
 def sample_unit_scores(samples: Tensor, target: Tensor, score: FamilyScore) -> Tensor:
-    """The fair score of samples (M, U, *event) at targets (U, *event), one number per unit, (U,); an event may be scalar.
+    """The fair score of samples (M, U, *event) at targets (U, *event), one number per unit, (U,); events may be scalar.
 
     The same estimator for all families, which makes them comparable: a family's own score is in units of its own. The
     energy score is divided by the root of the number of coordinates, so both scores are of the size of one.
