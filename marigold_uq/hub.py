@@ -79,6 +79,7 @@ class FinishedRun:
     pipeline: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     step: int | None = None  # of the training that the model is from
+    selection: str = ""  # the table behind a family that was chosen
     evaluations: tuple[Evaluation, ...] = ()
 
     @property
@@ -133,6 +134,7 @@ def read_run(
         pipeline=index,
         config=_read_yaml(folder / "config.yaml"),
         step=_read_json(model / "training.json").get("step"),
+        selection=_read_text(folder / "selection.md"),
         evaluations=tuple(read_evaluation(path) for path in paths),
     )
 
@@ -376,6 +378,10 @@ def _metrics_files(path: Path) -> list[Path]:
     if not found:
         raise FileNotFoundError(f"no metrics.json at {path}; name the output folder of an evaluation")
     return found
+
+
+def _read_text(path: Path) -> str:
+    return path.read_text(encoding="utf-8").strip() if path.exists() else ""
 
 
 def _read_json(path: Path) -> dict[str, Any]:

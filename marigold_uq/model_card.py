@@ -163,6 +163,7 @@ def card_body(run: FinishedRun, *, repo_id: str | None, base_model: str | None, 
         _calibration_section(run),
         _evaluation_section(run),
         _training_section(run, base_model),
+        _selection_section(run),
         "## Limits\n\n" + "\n".join(f"- {limit}" for limit in run.task.limits),
         "## Licence\n\n" + (f"`{license}`" if license else "Not stated by the author of this model."),
         _reference_section(run),
@@ -264,6 +265,17 @@ def _training_section(run: FinishedRun, base_model: str | None) -> str:
     }
     rows = [[name, str(value)] for name, value in facts.items() if value not in (None, "")]
     return f"## Training\n\n{markdown_table(['setting', 'value'], rows)}" if rows else ""
+
+
+def _selection_section(run: FinishedRun) -> str:
+    """What was compared where the family was chosen on held-out data."""
+    if not run.selection:
+        return ""
+    text = (
+        "The family was chosen on held-out data: the simplest within one standard error of the best score. Scores are "
+        "those of short trainings, and differences are paired."
+    )
+    return f"## Choice of the family\n\n{text}\n\n{run.selection}"
 
 
 def _reference_section(run: FinishedRun) -> str:

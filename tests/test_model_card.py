@@ -64,3 +64,13 @@ def test_the_steps_are_those_of_the_model_not_those_that_were_asked_for(tmp_path
     assert "| steps | 30000 |" in str(make_card(tmp_path))
     (tmp_path / "model" / "training.json").write_text('{"step": 1200}\n')  # a plateau ended the run
     assert "| steps | 1200 |" in str(make_card(tmp_path, overwrite=True))
+
+
+def test_a_card_shows_what_a_chosen_family_was_compared_with(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    index = {"_class_name": HUB_TASKS["field"].class_name}
+    (tmp_path / "model" / "model_index.json").write_text(json.dumps(index))
+    (tmp_path / "selection.md").write_text("| round | family |\n|---|---|\n| 1 | gaussian |\n")
+    section = str(make_card(tmp_path)).split("## Choice of the family\n")[1].split("\n## ")[0]
+    assert "| 1 | gaussian |" in section
+    assert "one standard error" in section

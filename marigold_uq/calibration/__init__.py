@@ -5,6 +5,7 @@ ensemble size, tau and kappa, and calibrate intervals on a second set that nothi
 conformal guarantee hold. `pipeline.calibrate(Calibration(...))` keeps the result with the model.
 """
 
+from marigold_uq.calibration.comparison import Comparison, unit_means
 from marigold_uq.calibration.conformal import (
     conformal_images,
     conformal_rows,
@@ -14,18 +15,29 @@ from marigold_uq.calibration.conformal import (
     stack_grids,
 )
 from marigold_uq.calibration.intervals import COVERAGES, IntervalGrid, check_coverage
-from marigold_uq.calibration.scaling import KappaChoice, TauChoice, apply_kappa, choose_kappa, choose_tau
+from marigold_uq.calibration.scaling import (
+    KappaChoice,
+    StepsChoice,
+    TauChoice,
+    apply_kappa,
+    choose_kappa,
+    choose_steps,
+    choose_tau,
+)
 from marigold_uq.calibration.storage import Calibration, read_calibrations, with_calibration
 
 __all__ = [
     "COVERAGES",
     "Calibration",
+    "Comparison",
     "IntervalGrid",
     "KappaChoice",
+    "StepsChoice",
     "TauChoice",
     "apply_kappa",
     "check_coverage",
     "choose_kappa",
+    "choose_steps",
     "choose_tau",
     "conformal_images",
     "conformal_rows",
@@ -34,5 +46,6 @@ __all__ = [
     "read_calibrations",
     "residual_ratio",
     "stack_grids",
+    "unit_means",
     "with_calibration",
 ]

@@ -1,8 +1,8 @@
-"""Scale the spread by a factor chosen on held-out data with a proper score: tau inside the sampler, kappa after it."""
+"""What is chosen on held-out data with a proper score: tau inside the sampler, kappa after it, the number of steps."""
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -10,6 +10,7 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
+from marigold_uq.calibration.comparison import Comparison
 from marigold_uq.distributions.base import at_least_float32
 from marigold_uq.metrics.probabilistic import crps
 
@@ -41,6 +42,30 @@ class KappaChoice:
     kappa: float
     score: float
     score_before: float
+
+
+@dataclass(frozen=True)
+class StepsChoice:
+    """The number of steps that was chosen, and the comparison behind it, in rising order of the steps."""
+
+    num_inference_steps: int
+    steps: tuple[int, ...]
+    comparison: Comparison
+
+
+def choose_steps(steps: Sequence[int], unit_scores: Callable[[int], Tensor]) -> StepsChoice:
+    """The fewest denoising steps within one standard error of the best, by paired scores of held-out units.
+
+    Args:
+        steps: Numbers of steps to compare, each at least 1.
+        unit_scores: Scores (U,) of the same held-out units for a number of steps; lower is better. Draw from the same
+            random numbers each time.
+    """
+    numbers = tuple(sorted(set(steps)))
+    if not numbers or numbers[0] < 1:
+        raise ValueError(f"steps must name at least one number of denoising steps, each at least 1; got {list(steps)}")
+    comparison = Comparison.of(torch.stack([unit_scores(number) for number in numbers]))
+    return StepsChoice(numbers[comparison.chosen], numbers, comparison)
 
 
 def choose_tau(

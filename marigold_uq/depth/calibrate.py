@@ -6,7 +6,7 @@ import json
 import random
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from marigold_uq.calibration import Calibration, choose_kappa, interval_grid_images, residual_ratio
+from marigold_uq.calibration import (
+    Calibration,
+    choose_kappa,
+    choose_steps,
+    interval_grid_images,
+    residual_ratio,
+    unit_means,
+)
 from marigold_uq.commands.runner import Invocation
 from marigold_uq.depth.data import DepthDataset
 from marigold_uq.depth.evaluation.evaluate import check_dataset, chosen_indices, open_dataset
@@ -24,6 +31,7 @@ from marigold_uq.depth.evaluation.predictors import PipelinePredictor
 from marigold_uq.depth.evaluation.protocol import DepthProtocol
 from marigold_uq.depth.model import Dtype, load_pipeline
 from marigold_uq.files import atomic_folder, make_folder
+from marigold_uq.metrics import crps
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
 from marigold_uq.pipelines.depth.call import available_modes
 from marigold_uq.pipelines.depth.starting_point import embedded_path
@@ -49,6 +57,9 @@ class DepthCalibration:
         modes: Ways to uncertainty to calibrate; those that the model does not have are left out.
         ensemble_size: Members per image; the calibration holds for this number.
         num_inference_steps: Denoising steps, for which it holds; default: the model's.
+        steps: Numbers of denoising steps to choose from, in place of num_inference_steps: the first half of the images
+            takes the fewest within one standard error of the best CRPS, in the first of the modes. They become the
+            model's default.
         processing_resolution: Longer edge for the network, 0 for the image's own; default: the model's.
         num_pixels: Pixels of each image that take part, drawn at random.
         batch_size: Members per network call; never changes a result.
@@ -65,6 +76,7 @@ class DepthCalibration:
     modes: list[Mode] = field(default_factory=lambda: ["ensemble", "trajectory", "marginal"])
     ensemble_size: int = 10
     num_inference_steps: int | None = None
+    steps: list[int] | None = None
     processing_resolution: int | None = None
     num_pixels: int = 1500
     batch_size: int = 1
@@ -81,6 +93,11 @@ class DepthCalibration:
             raise ValueError(f"ensemble_size must be at least 3 to choose kappa; got {self.ensemble_size}")
         if self.num_pixels < 1:
             raise ValueError(f"num_pixels must be at least 1; got {self.num_pixels}")
+        if self.steps is not None and self.num_inference_steps is not None:
+            raise ValueError(
+                f"give steps to choose from or num_inference_steps, not both; got {self.steps} and "
+                f"{self.num_inference_steps}"
+            )
 
 
 @dataclass(frozen=True)
@@ -124,6 +141,11 @@ def calibrate_depth(options: DepthCalibration, *, dataset: Any = None) -> dict[s
         )
     kept = [one.to_dict() for one in pipeline.calibrations if one.uncertainty not in modes]
     pipeline.register_to_config(calibration=kept or None)
+    if options.steps is not None:
+        options = replace(
+            options, steps=None, num_inference_steps=_best_steps(pipeline, modes[0], data, halves, options)
+        )
+        pipeline.register_to_config(default_denoising_steps=options.num_inference_steps)
     chosen: dict[str, Calibration] = {}
     for mode in modes:
         chosen[mode] = _calibrate_mode(pipeline, mode, data, halves, options)
@@ -131,6 +153,43 @@ def calibrate_depth(options: DepthCalibration, *, dataset: Any = None) -> dict[s
         pipeline.calibrate(calibration)
     _write_copy(pipeline, options)
     return chosen
+
+
+def _best_steps(
+    pipeline: MarigoldUQDepthPipeline,
+    mode: Mode,
+    data: DepthDataset,
+    halves: tuple[list[int], list[int]],
+    options: DepthCalibration,
+) -> int:
+    """The fewest of `options.steps` within one standard error of the best, by the images that also choose kappa."""
+    units = [_unit_of(data, index) for index in halves[0]]
+    if len(set(units)) < 2:
+        raise ValueError(f"a choice of steps needs 2 images or groups in the first half; got {len(set(units))}")
+
+    def scores(steps: int) -> Tensor:
+        predictor = _predictor(pipeline, mode, replace(options, steps=None, num_inference_steps=steps))
+        found = _predicted_pixels(predictor, data, halves[0], options)
+        return unit_means(torch.stack([crps(one.members, one.truth).mean() for _, one in found]), units)
+
+    choice = choose_steps(options.steps or [], scores)
+    print(
+        f"{choice.num_inference_steps} denoising steps of {', '.join(map(str, choice.steps))}, by {len(units)} images"
+    )
+    return choice.num_inference_steps
+
+
+def _predictor(pipeline: MarigoldUQDepthPipeline, mode: Mode, options: DepthCalibration) -> PipelinePredictor:
+    call = PipelineOptions(
+        options.model,
+        mode,
+        options.ensemble_size,
+        num_inference_steps=options.num_inference_steps,
+        processing_resolution=options.processing_resolution,
+        batch_size=options.batch_size,
+        seed=options.seed,
+    )
+    return PipelinePredictor(call, pipeline=pipeline)
 
 
 def _calibrate_mode(
@@ -141,16 +200,7 @@ def _calibrate_mode(
     options: DepthCalibration,
 ) -> Calibration:
     """Kappa from the first half of the images, intervals from the second."""
-    call = PipelineOptions(
-        options.model,
-        mode,
-        options.ensemble_size,
-        num_inference_steps=options.num_inference_steps,
-        processing_resolution=options.processing_resolution,
-        batch_size=options.batch_size,
-        seed=options.seed,
-    )
-    predictor = PipelinePredictor(call, pipeline=pipeline)
+    predictor = _predictor(pipeline, mode, options)
     found = dict(_predicted_pixels(predictor, data, sorted([*halves[0], *halves[1]]), options))
     first, second = ([found[i] for i in half] for half in halves)
     members, truth = torch.cat([one.members for one in first], -1), torch.cat([one.truth for one in first])
@@ -225,7 +275,7 @@ def _is_inside(calibration: Calibration, coverage: float) -> bool:
 
 
 def _write_copy(pipeline: MarigoldUQDepthPipeline, options: DepthCalibration) -> None:
-    """A local model keeps its files to the byte, but for the entry `calibration`; one from the Hub is saved anew."""
+    """A local model keeps its files to the byte, but for two entries of its config; one from the Hub is saved anew."""
     make_folder(options.output.parent)
     source = embedded_path() if options.model == "embedded" else Path(options.model).expanduser()
     with atomic_folder(options.output) as temporary:
@@ -235,5 +285,6 @@ def _write_copy(pipeline: MarigoldUQDepthPipeline, options: DepthCalibration) ->
         shutil.copytree(source, temporary, dirs_exist_ok=True)
         index = temporary / pipeline.config_name
         entries = json.loads(index.read_text(encoding="utf-8"))
-        entries["calibration"] = pipeline.config["calibration"]
+        for name in ("calibration", "default_denoising_steps"):
+            entries[name] = pipeline.config[name]
         index.write_text(json.dumps(entries, indent=2, sort_keys=True) + "\n", encoding="utf-8")

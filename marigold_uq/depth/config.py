@@ -9,6 +9,7 @@ from typing import Any, Literal
 from marigold_uq.depth.data import DepthTransform
 from marigold_uq.training.config import TrainingConfig
 from marigold_uq.training.objective import ObjectiveConfig
+from marigold_uq.training.selection import AUTO, SelectionConfig, require_plain_head
 
 
 @dataclass(frozen=True)
@@ -19,8 +20,9 @@ class StartConfig:
         name: Folder or Hub name of a checkpoint.
         kind: "stable_diffusion" (conv_in is doubled), "pipeline" (Marigold's or ours; it keeps its schedule), or
             "components": a new U-Net from `unet`, with the VAE of the pipeline folder or VAE folder `name`.
-        noise_family: point, gaussian, mixture, low_rank, low_rank_mixture or sample. A pipeline that has a variance
-            head keeps it; the family, number of components and rank given here must then be its own.
+        noise_family: point, gaussian, mixture, low_rank, low_rank_mixture or sample; or auto, which lets the held-out
+            pictures choose. A pipeline that has a variance head keeps it; the family, number of components and rank
+            given here must then be its own.
         num_components: Components of a mixture.
         rank: Rank of the low-rank families.
         eta: Stochasticity of sampling stored with the model, 0 DDIM .. 1 DDPM; None keeps what the start has.
@@ -57,6 +59,7 @@ class StartConfig:
                 f"a start of kind {self.kind!r} brings its schedule along: framework={self.framework!r} and "
                 f"schedule={self.schedule} are for kind 'components'"
             )
+        require_plain_head(self.noise_family, self.num_components, self.rank)
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,7 @@ class DepthTrainConfig:
         trainable: "full", "head" (only the new output channels; the prediction stays) or "lora".
         lora_rank: Rank of the adapters.
         validation: Held-out pictures.
+        selection: How start.noise_family "auto" is chosen, on the pictures of `validation`.
         training: The loop.
         push_to_hub: Hub repository for the finished model, for instance me/my-depth.
     """
@@ -133,6 +137,7 @@ class DepthTrainConfig:
     trainable: Literal["full", "head", "lora"] = "full"
     lora_rank: int = 16
     validation: ValidationConfig = field(default_factory=ValidationConfig)
+    selection: SelectionConfig = field(default_factory=SelectionConfig)
     training: TrainingConfig = field(default_factory=lambda: TrainingConfig(output=Path("runs/depth")))
     push_to_hub: str | None = None
 
@@ -141,3 +146,5 @@ class DepthTrainConfig:
             raise ValueError("trainable='head' must not touch the prediction, but weight_decay shrinks it: set it to 0")
         if self.trainable == "lora" and self.lora_rank < 1:
             raise ValueError(f"lora_rank must be at least 1; got {self.lora_rank}")
+        if self.start.noise_family == AUTO and self.validation.data is None:
+            raise ValueError("start.noise_family 'auto' compares families on held-out pictures: set validation.data")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -16,12 +17,15 @@ from marigold_uq.component_config import store_in_config
 from marigold_uq.depth.config import DataPart, DepthTrainConfig, StartConfig, ValidationConfig
 from marigold_uq.depth.data import AugmentedDataset, LatentShards, MixtureDataset, build_dataset
 from marigold_uq.depth.task import DepthTask
-from marigold_uq.depth.validation import DepthValidation
+from marigold_uq.depth.validation import DepthValidation, picture_scores
 from marigold_uq.models.prompt_embedding import PromptEmbedding
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
 from marigold_uq.schedulers import FRAMEWORKS
+from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
+from marigold_uq.training.family_runs import choose_family
 from marigold_uq.training.loop import Trainer, TrainingResult, make_accelerator
 from marigold_uq.training.order import Ordered
+from marigold_uq.training.selection import AUTO, FamilyCandidate, default_candidates
 
 SCHEDULE = {
     "num_train_timesteps": 1000,
@@ -41,7 +45,15 @@ def run_training(config: DepthTrainConfig, invocation: Invocation) -> int:
 
 
 def train_depth(config: DepthTrainConfig, config_text: str = "") -> TrainingResult:
-    """Build the pipeline and the data, train, save a pipeline folder with its card, and push it where asked for."""
+    """Build the pipeline and the data, train, save a pipeline folder with its card, and push it where asked for.
+
+    With noise_family "auto" the family is chosen first; the run is then that of the chosen family, number for number.
+    """
+    if config.start.noise_family == AUTO:
+        chosen = choose_depth_family(config)
+        if chosen is None:
+            return TrainingResult(0, False, config.training.output)
+        config = replace(config, start=replace(config.start, **asdict(chosen)))
     accelerator = make_accelerator(config.training)
     task = DepthTask(
         start_pipeline(config.start, seed=config.training.seed),
@@ -58,6 +70,59 @@ def train_depth(config: DepthTrainConfig, config_text: str = "") -> TrainingResu
     if is_main and result.finished:
         _publish(result.folder, config.push_to_hub)
     return result
+
+
+def choose_depth_family(config: DepthTrainConfig) -> FamilyCandidate | None:
+    """The family for this run, by the scores of its held-out pictures; None if interrupted.
+
+    Where only the head learns (trainable "head") there is no trunk to train, and a point model has nothing to learn.
+    """
+    start, selection, seed = config.start, config.selection, config.training.seed
+    _require_point_start(start)
+    if config.trainable == "head":
+        families = selection.candidates or default_candidates(selection.score)
+        learning = [one for one in families if one.num_outputs > 1]
+        selection = replace(selection, candidates=learning, trunk_steps=0)
+    assert config.validation.data is not None  # DepthTrainConfig checks it
+    pictures = _open_part(config.validation.data)
+    if len(pictures) < 2:
+        raise ValueError(f"noise_family 'auto' compares families on held-out pictures; got {len(pictures)} of them")
+    device = make_accelerator(config.training).device
+
+    def new_task(candidate: FamilyCandidate, trunk: Path | None) -> DepthTask:
+        own = replace(start, **asdict(candidate))
+        if trunk is not None:
+            own = replace(own, name=str(trunk), kind="pipeline", variant=None, revision=None)
+        return DepthTask(
+            start_pipeline(own, seed=seed),
+            training_data(config),
+            config.objective,
+            trainable=config.trainable,
+            lora_rank=config.lora_rank,
+            seed=seed,
+            device=device,
+        )
+
+    def score(model: Path) -> torch.Tensor:
+        return picture_scores(MarigoldUQDepthPipeline.from_pretrained(model).to(device), pictures, selection, seed)
+
+    names = ("start", "transform", "objective")
+    facts: dict[str, Any] = {name: asdict(getattr(config, name)) for name in names}
+    facts |= {"data": [asdict(part) for part in config.data], "pictures": asdict(config.validation.data)}
+    return choose_family(config.training, selection, new_task, score, trainable=config.trainable, **facts)
+
+
+def _require_point_start(start: StartConfig) -> None:
+    if start.kind != "pipeline":
+        return
+    source = {name: value for name in ("revision",) if (value := getattr(start, name)) is not None}
+    config = DistributionalDDIMScheduler.load_config(start.name, subfolder="scheduler", **source)
+    family = config.get("noise_family", "point")
+    if family != "point":
+        raise ValueError(
+            f"{start.name} has the family {family!r} already, so there is nothing to choose: name it with "
+            "start.noise_family, or start from a point model"
+        )
 
 
 def _publish(folder: Path, repo_id: str | None) -> None:

@@ -9,8 +9,10 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
+from torch import Tensor
 
 from marigold_uq.alignment import apply_alignment, least_squares_alignment
+from marigold_uq.calibration import unit_means
 from marigold_uq.depth.config import ValidationConfig
 from marigold_uq.depth.export import DepthRecord, export
 from marigold_uq.depth.metrics import depth_statistics
@@ -18,6 +20,7 @@ from marigold_uq.metrics import crps
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
 from marigold_uq.pipelines.depth.images import to_uint8
 from marigold_uq.pipelines.depth.output import MarigoldUQDepthOutput
+from marigold_uq.training.selection import SelectionConfig, sample_unit_scores
 
 Scores = dict[str, float]
 
@@ -49,18 +52,62 @@ class DepthValidation:
 
     def _predict(self, pipeline: MarigoldUQDepthPipeline, sample: dict[str, Any]) -> MarigoldUQDepthOutput:
         mode = self.config.uncertainty
-        output = pipeline(
-            sample["image"],
+        return _predict_picture(
+            pipeline,
+            sample,
             num_inference_steps=self.config.num_inference_steps,
-            processing_resolution=0,
             ensemble_size=self.config.ensemble_size if mode else 1,
             uncertainty=mode,
-            output_samples=True,
-            output_type="pt",
-            generator=torch.Generator().manual_seed(0),
         )
-        assert isinstance(output, MarigoldUQDepthOutput)
-        return output
+
+
+def picture_scores(pipeline: MarigoldUQDepthPipeline, dataset: Any, config: SelectionConfig, seed: int) -> Tensor:
+    """How well ensembles fit the first pictures of a data set: one score per group (scene), or per picture.
+
+    Depths count in units of the picture's standard deviation, so that all pictures weigh alike.
+    """
+    pipeline.set_progress_bar_config(disable=True)
+    scores, units = [], []
+    groups: dict[str, str] = getattr(dataset, "groups", {})
+    for index in range(min(config.num_units, len(dataset))):
+        sample = dataset[index]
+        output = _predict_picture(
+            pipeline,
+            sample,
+            num_inference_steps=config.num_inference_steps,
+            ensemble_size=config.ensemble_size,
+            uncertainty="ensemble",
+            seed=seed,
+        )
+        target, valid = sample["depth"][0].double(), sample["valid"][0]
+        members = _aligned_members(output, sample, pipeline.config.prediction_type)
+        unit = target[valid].std()
+        scores.append(sample_unit_scores((members / unit).unsqueeze(1), (target[valid] / unit)[None], config.score)[0])
+        name = str(sample["name"])
+        units.append(groups.get(name, name))
+    return unit_means(torch.stack(scores), units)
+
+
+def _predict_picture(
+    pipeline: MarigoldUQDepthPipeline, sample: dict[str, Any], *, seed: int = 0, **options: Any
+) -> MarigoldUQDepthOutput:
+    output = pipeline(
+        sample["image"],
+        processing_resolution=0,
+        output_samples=True,
+        output_type="pt",
+        generator=torch.Generator().manual_seed(seed),
+        **options,
+    )
+    assert isinstance(output, MarigoldUQDepthOutput)
+    return output
+
+
+def _aligned_members(output: MarigoldUQDepthOutput, sample: dict[str, Any], space: Any) -> Tensor:
+    """The members at valid pixels, (M, N), moved by the prediction's scale and shift."""
+    target, valid = sample["depth"][0].double(), sample["valid"][0]
+    scale, shift = least_squares_alignment(output.prediction[0, 0].cpu().double(), target, valid, space=space)
+    return apply_alignment(output.samples[0].cpu().double(), scale, shift, space=space)[:, valid]
 
 
 def _score_sample(output: MarigoldUQDepthOutput, sample: dict[str, Any], space: Any = "depth") -> Scores:
@@ -72,6 +119,6 @@ def _score_sample(output: MarigoldUQDepthOutput, sample: dict[str, Any], space: 
     aligned = apply_alignment(prediction, scale, shift, space=space).clamp(low, high)
     statistics = depth_statistics(aligned, target, valid)
     scores = {"abs_rel": statistics["abs_relative_difference"], "delta1": statistics["delta1"]}
-    members = apply_alignment(output.samples[0].cpu().double(), scale, shift, space=space)[:, valid]
+    members = _aligned_members(output, sample, space)
     scores["relative_crps"] = (crps(members, target[valid]) / target[valid]).mean()
     return {name: float(value) for name, value in scores.items()}

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from marigold_uq.commands.runner import parse_options
 from marigold_uq.training.config import OptimizerConfig, TrainingConfig
 from marigold_uq.training.objective import ObjectiveConfig
+from marigold_uq.training.selection import SelectionConfig, require_plain_head
 
 __all__ = ["FieldData", "FieldModel", "FieldTrainConfig", "PdeData", "PlateauConfig", "WeatherData", "read_config"]
 
@@ -90,7 +91,8 @@ class FieldModel:
     """The distribution family, the schedule, the network and what it sees.
 
     Args:
-        noise_family: point, gaussian, mixture, low_rank, low_rank_mixture, cholesky (small grids) or sample.
+        noise_family: point, gaussian, mixture, low_rank, low_rank_mixture, cholesky (small grids) or sample; or auto,
+            which lets validation data choose (see `selection`).
         num_components: Components of a mixture.
         rank: Rank of the low-rank families.
         eta: Stochasticity of sampling, 0 DDIM .. 1 DDPM.
@@ -142,6 +144,7 @@ class FieldModel:
             raise ValueError(f"default_denoising_steps must be at least 1; got {steps}")
         if steps is not None and self.framework == "ddim" and steps > last:
             raise ValueError(f"default_denoising_steps must be between 1 and num_train_timesteps={last}; got {steps}")
+        require_plain_head(self.noise_family, self.num_components, self.rank)
 
 
 @dataclass(frozen=True)
@@ -177,6 +180,7 @@ class FieldTrainConfig:
         one_time_per_epoch: An epoch takes one random time of every trajectory (the paper), not all times.
         validation_samples: Held-out samples of the validation loss, always the same; 0 turns it off.
         plateau: Halving and stopping.
+        selection: How model.noise_family "auto" is chosen.
         training: The loop.
         push_to_hub: Hub repository for the finished model.
     """
@@ -187,6 +191,7 @@ class FieldTrainConfig:
     one_time_per_epoch: bool = False
     validation_samples: int = 256
     plateau: PlateauConfig = field(default_factory=PlateauConfig)
+    selection: SelectionConfig = field(default_factory=SelectionConfig)
     training: TrainingConfig = field(default_factory=_field_training)
     push_to_hub: str | None = None
 

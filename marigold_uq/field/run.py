@@ -3,25 +3,44 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from marigold_uq.calibration import unit_means
 from marigold_uq.field.config import FieldModel, FieldTrainConfig
 from marigold_uq.field.data import FieldSequences, Transitions
 from marigold_uq.field.encoding import fit_encoder
-from marigold_uq.field.splits import open_split, target_hours, training_samples
+from marigold_uq.field.forecasters import PipelineForecaster, load_quietly
+from marigold_uq.field.scores import independent_groups, spread_windows
+from marigold_uq.field.splits import FieldSplit, open_split, target_hours, training_samples
 from marigold_uq.field.task import FieldTask
 from marigold_uq.models.field_head import build_network
+from marigold_uq.models.widen import widen
 from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.schedulers import FRAMEWORKS, DistributionalScheduler
+from marigold_uq.training.family_runs import choose_family
 from marigold_uq.training.loop import Trainer, TrainingResult, make_accelerator
+from marigold_uq.training.selection import AUTO, FamilyCandidate, sample_unit_scores
 
-__all__ = ["new_pipeline", "new_scheduler", "train_field"]
+__all__ = ["choose_field_family", "new_pipeline", "new_scheduler", "train_field"]
 
 
 def train_field(config: FieldTrainConfig, config_text: str = "") -> TrainingResult:
-    """Build the data and the pipeline, train, save a pipeline folder, and push it where asked for."""
-    accelerator = make_accelerator(config.training)
+    """Build the data and the pipeline, train, save a pipeline folder, and push it where asked for.
+
+    With noise_family "auto" the family is chosen first; the run is then that of the chosen family, number for number.
+    """
     split = open_split(config.data)
+    if config.model.noise_family == AUTO:
+        chosen = choose_field_family(config, split)
+        if chosen is None:
+            return TrainingResult(0, False, config.training.output)
+        config = replace(config, model=replace(config.model, **asdict(chosen)))
+    accelerator = make_accelerator(config.training)
     validation = None
     if config.validation_samples:
         hours = target_hours(config.data)
@@ -44,6 +63,53 @@ def train_field(config: FieldTrainConfig, config_text: str = "") -> TrainingResu
         make_card(result.folder, repo_id=config.push_to_hub, task="field", overwrite=True)
         print(f"pushed to {push_to_hub(result.folder, config.push_to_hub)}")
     return result
+
+
+def choose_field_family(config: FieldTrainConfig, split: FieldSplit) -> FamilyCandidate | None:
+    """The family for this run, by forecasts one step ahead of validation windows; None if interrupted."""
+    windows = Transitions(
+        split.validation, num_history=config.model.num_history, target_hours=target_hours(config.data)
+    )
+    ids = spread_windows(config.selection.num_units, len(windows))
+    if len(set(independent_groups(windows, ids))) < 2:
+        raise ValueError(
+            "noise_family 'auto' compares families on validation data: it needs at least 2 trajectories, or 20 days of "
+            f"a record, there; got {len(ids)} windows of {len(set(independent_groups(windows, ids)))}"
+        )
+    device = make_accelerator(config.training).device
+
+    def new_task(candidate: FamilyCandidate, trunk: Path | None) -> FieldTask:
+        model = replace(config.model, **asdict(candidate))
+        pipeline = new_pipeline(model, split.train, seed=config.training.seed)
+        if trunk is not None:
+            network = load_quietly(trunk).unet
+            widen(network, **asdict(candidate), initial_scale=model.initial_scale, seed=config.training.seed)
+            pipeline.register_modules(unet=network)
+        samples = training_samples(config, split.train)
+        return FieldTask(pipeline, samples, config.objective, seed=config.training.seed, device=device)
+
+    def score(model: Path) -> Tensor:
+        return _forecast_scores(load_quietly(model).to(device), windows, ids, config)
+
+    facts = {name: asdict(getattr(config, name)) for name in ("data", "model", "objective")}
+    return choose_family(config.training, config.selection, new_task, score, **facts)
+
+
+def _forecast_scores(
+    pipeline: FieldForecastPipeline, windows: Transitions, ids: list[int], config: FieldTrainConfig
+) -> Tensor:
+    """Scores of the scaled increments over one step, one number per trajectory (or ten days of a record)."""
+    forecaster = PipelineForecaster(
+        pipeline,
+        ensemble_size=config.selection.ensemble_size,
+        num_inference_steps=config.selection.num_inference_steps,
+        seed=config.training.seed,
+    )
+    batch, encoder = default_collate([windows[index] for index in ids]), pipeline.encoder
+    samples = forecaster.forecast(batch, ids, 1)[:, :, 0].cpu()  # (M, B, C, *space)
+    target = encoder.select_targets(batch["future"][:, 0])
+    scores = sample_unit_scores(encoder.scale_target(samples), encoder.scale_target(target), config.selection.score)
+    return unit_means(scores, independent_groups(windows, ids))
 
 
 def new_pipeline(model: FieldModel, train: FieldSequences, *, seed: int = 0) -> FieldForecastPipeline:

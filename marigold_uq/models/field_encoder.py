@@ -168,6 +168,10 @@ class FieldEncoder(ModelMixin, ConfigMixin):
         )
         return self.select_targets(last) + restored
 
+    def scale_target(self, target: Tensor) -> Tensor:
+        """Targets (..., C, *space) in units of the increment's deviation, in which all variables weigh alike."""
+        return target / self._target_column("increment_std", target)
+
     def scale_spread(self, spread: Tensor) -> Tensor:
         """A standard deviation of the scaled increment in the units of the targets."""
         return spread * self._target_column("increment_std", spread)

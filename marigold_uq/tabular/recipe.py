@@ -1,5 +1,6 @@
 """How a model for a table is made: the published recipe, ours, and what users may change in them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from numbers import Integral
 from typing import Any, Literal
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from marigold_uq.distributions import family_class
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
+from marigold_uq.training.selection import AUTO
 
 TABLE_FAMILIES = ("point", "gaussian", "mixture", "sample")
 """Distributions of single numbers; the other families add correlations between coordinates."""
@@ -39,6 +41,8 @@ class TrainingOptions:
             the baseline (20 rows or more); not where a target takes few values. The preset "default" does so for
             tables of fewer than 500 rows.
         snap: Whether draws of a target that takes few values move to the nearest of them.
+        candidates: Families that noise_family "auto" compares; None takes point, gaussian and mixture.
+        steps: Numbers of steps that num_inference_steps "auto" compares; None takes 1, 2, 5 and 10.
     """
 
     num_components: int | None = None
@@ -53,6 +57,8 @@ class TrainingOptions:
     num_timesteps: int | None = None
     kappa_from_validation: bool | None = None
     snap: bool | None = None
+    candidates: list[str] | None = None
+    steps: list[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -88,13 +94,19 @@ class Recipe:
     """Whether the diffused residual is scaled to unit variance; the paper leaves it in units of the target."""
     snap: bool = False
     """Whether draws of a target that takes few values move to the nearest of them (`known_values`)."""
+    candidates: Sequence[str] = ("point", "gaussian", "mixture")
+    """Families that noise_family "auto" compares."""
+    steps: Sequence[int] = (1, 2, 5, 10)
+    """Numbers of steps that num_inference_steps "auto" compares."""
 
     def __post_init__(self) -> None:
-        if self.noise_family not in TABLE_FAMILIES:
-            family_class(self.noise_family)  # an unknown name lists all the known ones
-            raise ValueError(
-                f"noise_family of a table must be one of {', '.join(TABLE_FAMILIES)}; got {self.noise_family!r}"
-            )
+        for family in {self.noise_family, *self.candidates} - {*TABLE_FAMILIES, AUTO}:
+            family_class(family)  # an unknown name lists all the known ones
+            raise ValueError(f"noise_family of a table must be one of {', '.join(TABLE_FAMILIES)}; got {family!r}")
+        if AUTO in self.candidates or len(set(self.candidates)) < 2:
+            raise ValueError(f"candidates must name at least 2 families; got {list(self.candidates)}")
+        if not self.steps or not all(isinstance(number, Integral) and number >= 1 for number in self.steps):
+            raise ValueError(f"steps must be integers of at least 1; got {list(self.steps)}")
         if self.baseline not in ("mlp", "trees", "experts", "none"):
             raise ValueError(f"baseline must be 'mlp', 'trees', 'experts' or 'none'; got {self.baseline!r}")
         counts = ("num_components", "num_models", "num_timesteps", "batch_size", "max_epochs", "baseline_epochs")

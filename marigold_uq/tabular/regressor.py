@@ -3,7 +3,7 @@
 import warnings
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -12,17 +12,35 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils import check_random_state, check_X_y
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from marigold_uq.calibration import Calibration, choose_kappa, interval_grid_rows, residual_ratio
+from marigold_uq.calibration import (
+    Calibration,
+    StepsChoice,
+    choose_kappa,
+    choose_steps,
+    interval_grid_rows,
+    residual_ratio,
+    unit_means,
+)
 from marigold_uq.models.mlp import StackedBaseline, StackedModel
 from marigold_uq.pipelines.tabular.columns import TabularEncoder, is_frame
-from marigold_uq.pipelines.tabular.pipeline import DRAWS_FOR_KAPPA, TabularOutput, TabularRegressionPipeline
+from marigold_uq.pipelines.tabular.pipeline import (
+    DRAWS_FOR_KAPPA,
+    BaselineOutput,
+    TabularOutput,
+    TabularRegressionPipeline,
+)
 from marigold_uq.tabular.recipe import Recipe, TrainingOptions, known_values, resolve_recipe
+from marigold_uq.tabular.selection import select_table_family
 from marigold_uq.tabular.stack import TrainingRows, ValidationRows, fit_stack
+from marigold_uq.training.selection import AUTO, Selection, sample_unit_scores
 
 __all__ = ["DiffusionRegressor", "TabularUncertainty"]
 
 Array = NDArray[np.float64]
 _AnyStack = TypeVar("_AnyStack", bound=StackedModel)
+
+_Part: TypeAlias = tuple[TabularRegressionPipeline, NDArray[np.int64], BaselineOutput | None]
+"""A model, indices of rows, and what the baseline says about them where it has seen them."""
 
 _LEAST_WEIGHT = 1e-12
 """Rows with a smaller weight, as a share of the largest, are left out: in single precision they would vanish."""
@@ -55,11 +73,13 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
 
     Args:
         preset: "default" or "paper".
-        noise_family: "point", "gaussian", "mixture" or "sample".
+        noise_family: "point", "gaussian", "mixture", "sample", or "auto": the simplest within one standard error of the
+            best CRPS, on rows held out for the choice; all rows then train the model.
         num_models: Independently trained models.
         baseline: "mlp", "trees", "experts" or "none".
         max_epochs: Of the denoiser.
-        num_inference_steps: Denoising steps of a prediction.
+        num_inference_steps: Denoising steps of a prediction; "auto" takes the fewest within one standard error of the
+            best CRPS on the validation rows of training, or where there are none on half of the rows set aside.
         calibration_fraction: Share of the rows that is set aside for kappa (20 rows or more) and conformal intervals;
             0 for none. Where a target takes few values none are set aside.
         training_options: Everything else, see `TrainingOptions`.
@@ -73,6 +93,8 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         pipeline_: The fitted `TabularRegressionPipeline` with its calibration (`pipeline_.save_pretrained(folder)`).
         recipe_: All choices that were made.
         n_epochs_: Epochs that each model was trained for.
+        selection_: What noise_family "auto" compared; None with a family that was named.
+        steps_choice_: What num_inference_steps "auto" compared; None otherwise.
         n_features_in_, feature_names_in_: As everywhere in sklearn.
     """
 
@@ -84,7 +106,7 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         num_models: int | None = None,
         baseline: str | None = None,
         max_epochs: int | None = None,
-        num_inference_steps: int | None = None,
+        num_inference_steps: int | Literal["auto"] | None = None,
         calibration_fraction: float | None = None,
         training_options: TrainingOptions | None = None,
         ensemble_size: int = 100,
@@ -128,6 +150,11 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
             self._give_up_calibration()
         train, held_out = _set_aside(len(features), self.recipe_.calibration_fraction, random)
         table = TrainingRows(features[train], targets[train], weights[train])
+        self.selection_: Selection | None = None
+        self.steps_choice_: StepsChoice | None = None
+        if self.recipe_.noise_family == AUTO:
+            self.selection_ = select_table_family(table, self.recipe_, self.seed_, verbose=bool(self.verbose))
+            self.recipe_ = replace(self.recipe_, noise_family=self.selection_.chosen.noise_family)
         stack = fit_stack([table], self.recipe_, [self.seed_], verbose=bool(self.verbose))
         self.n_epochs_ = stack.epochs
         self.pipeline_ = TabularRegressionPipeline(
@@ -139,6 +166,13 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
             values=values,
         )
         self.pipeline_.set_progress_bar_config(disable=not self.verbose)
+        if self.num_inference_steps == AUTO:
+            if stack.validation is not None:
+                self._choose_steps(*self._by_model(table, stack.validation))
+            else:
+                choosing, held_out = held_out[::2], held_out[1::2]
+                rows = TrainingRows(features[choosing], targets[choosing], weights[choosing])
+                self._choose_steps(rows, [(self.pipeline_, np.arange(len(choosing)), None)])
         if len(held_out):
             self._calibrate(TrainingRows(features[held_out], targets[held_out], weights[held_out]))
         elif self.recipe_.kappa_from_validation and stack.validation is not None:
@@ -193,7 +227,17 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
             raise TypeError(f"training_options must be TrainingOptions(...) or None; got {self.training_options!r}")
         names = [name for name in self.get_params(deep=False) if name in Recipe.__dataclass_fields__]
         changes = {name: getattr(self, name) for name in names}
-        return resolve_recipe(self.preset, num_rows, options=self.training_options, **changes)
+        chooses_steps = self.num_inference_steps == AUTO
+        if chooses_steps:
+            changes["num_inference_steps"] = None
+        recipe = resolve_recipe(self.preset, num_rows, options=self.training_options, **changes)
+        if chooses_steps and not recipe.calibration_fraction and (recipe.patience is None or recipe.baseline == "mlp"):
+            raise ValueError(
+                "num_inference_steps='auto' needs rows that the model has not seen: set calibration_fraction, or take "
+                f"early stopping with another baseline than 'mlp'; got baseline={recipe.baseline!r}, "
+                f"patience={recipe.patience}, calibration_fraction={recipe.calibration_fraction:g}"
+            )
+        return recipe
 
     @property
     def _wants_kappa(self) -> bool:
@@ -270,17 +314,47 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         Neither was fitted on these rows; the model's stopping, the experts' weights, the process's hyper-parameters
         and the scales of the columns did use them.
         """
-        samples, rows = [], torch.cat(validation.rows).numpy()
+        parts = self._by_model(table, validation)[1]
+        samples = [self._draw_part(table, part, self._draws_for_kappa) for part in parts]
+        rows = torch.cat(validation.rows).numpy()
+        self._choose_kappa(np.concatenate(samples, 1), table.targets[rows], table.weights[rows])
+
+    def _by_model(self, table: TrainingRows, validation: ValidationRows) -> tuple[TrainingRows, list[_Part]]:
+        """Each model with its own validation rows and what the baseline says about them out-of-fold."""
+        parts: list[_Part] = []
         for model, index in enumerate(validation.rows):
             extras = None if validation.extras is None else validation.extras[model]
-            output = self.pipeline_.select(model)(
-                table.features[index.numpy()],
-                self._draws_for_kappa,
-                generator=self._generator(),
-                baseline_output=(validation.predictions[model], extras),
-            )
-            samples.append(output.samples)
-        self._choose_kappa(np.concatenate(samples, 1), table.targets[rows], table.weights[rows])
+            parts.append((self.pipeline_.select(model), index.numpy(), (validation.predictions[model], extras)))
+        return table, parts
+
+    def _draw_part(self, table: TrainingRows, part: _Part, ensemble_size: int, steps: int | None = None) -> Array:
+        """(ensemble_size, rows, C)."""
+        pipeline, rows, given = part
+        return pipeline(
+            table.features[rows],
+            ensemble_size,
+            num_inference_steps=steps,
+            generator=self._generator(),
+            baseline_output=given,
+        ).samples
+
+    def _choose_steps(self, table: TrainingRows, parts: list[_Part]) -> None:
+        """Store the fewest steps within one standard error of the best CRPS, targets in units of their deviation."""
+        spread = table.targets.std(0)
+        unit = np.where(spread > 0, spread, 1.0)
+        rows = np.concatenate([index for _, index, _ in parts])
+        target = torch.from_numpy(table.targets[rows] / unit)
+
+        def scores(steps: int) -> torch.Tensor:
+            draws = np.concatenate([self._draw_part(table, part, self.ensemble_size, steps) for part in parts], 1)
+            return unit_means(sample_unit_scores(torch.from_numpy(draws / unit), target, "crps"), rows.tolist())
+
+        own = self.recipe_.num_inference_steps or self.recipe_.num_timesteps
+        last = self.recipe_.num_timesteps
+        self.steps_choice_ = choose_steps([min(number, last) for number in (*self.recipe_.steps, own)], scores)
+        chosen = self.steps_choice_.num_inference_steps
+        self.recipe_ = replace(self.recipe_, num_inference_steps=chosen)
+        self.pipeline_.register_to_config(default_denoising_steps=chosen)
 
     @property
     def _draws_for_kappa(self) -> int:

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 import numpy as np
@@ -14,6 +14,7 @@ from marigold_uq.tabular.data import TableSource, read_table
 from marigold_uq.tabular.recipe import TrainingOptions
 from marigold_uq.tabular.regressor import DiffusionRegressor
 from marigold_uq.tabular.scores import timed
+from marigold_uq.training.selection import write_selection
 
 _FORMAT = "marigold_uq tabular run 2"
 
@@ -24,11 +25,11 @@ class ModelOptions:
 
     Args:
         preset: "default" or "paper".
-        noise_family: "point", "gaussian", "mixture" or "sample".
+        noise_family: "point", "gaussian", "mixture", "sample", or "auto", which lets held-out rows choose.
         num_models: Independently trained models.
         baseline: "mlp", "trees", "experts" or "none".
         max_epochs: Of the denoiser.
-        num_inference_steps: Denoising steps of a prediction.
+        num_inference_steps: Denoising steps of a prediction; "auto" lets held-out rows choose.
         calibration_fraction: Share of the rows set aside for kappa and conformal intervals.
         training_options: Everything else.
         inference_dtype: "float64" or "float32".
@@ -39,7 +40,7 @@ class ModelOptions:
     num_models: int | None = None
     baseline: str | None = None
     max_epochs: int | None = None
-    num_inference_steps: int | None = None
+    num_inference_steps: int | Literal["auto"] | None = None
     calibration_fraction: float | None = None
     training_options: TrainingOptions = field(default_factory=TrainingOptions)
     inference_dtype: str = "float64"
@@ -85,6 +86,8 @@ def run_training(options: TrainTabular, invocation: Invocation) -> int:
 def train_tabular(source: TableSource, model: DiffusionRegressor, output: Path, config_text: str = "") -> Path:
     """Fit a model and write OUTPUT/model (the pipeline with its calibration), config.yaml and run.json.
 
+    With noise_family "auto" what was compared is in selection.json and selection.md beside them.
+
     The folder appears when everything is in it. One that exists is refused; if it appears during training, the result
     is kept beside it.
     """
@@ -110,8 +113,11 @@ def train_tabular(source: TableSource, model: DiffusionRegressor, output: Path, 
             "epochs": model.n_epochs_,
             "seed": model.seed_,
             "ensemble_size": model.ensemble_size,
+            "steps_choice": model.steps_choice_,
             "versions": versions(),
         }
+        if model.selection_ is not None:
+            write_selection(temporary, model.selection_, {"candidates": model.recipe_.candidates})
         write_json(temporary / "run.json", {**facts, **seconds})
     if final != output:
         raise FileExistsError(f"{output} was made by another process meanwhile; this result is kept in {final}")

@@ -121,7 +121,7 @@ def fit_stack(
         for table, seed in zip(tables, seeds, strict=True)
         for number in range(recipe.num_models)
     ]
-    baseline, predictions, extras = _fit_baseline(models, recipe, verbose)
+    baseline, predictions, extras = fit_baseline(models, recipe, verbose)
     scheduler = recipe.scheduler()
     network, trainer = build_denoiser(models, predictions, recipe, scheduler, extras)
     trainer.train(verbose=verbose, description="denoiser")
@@ -129,7 +129,7 @@ def fit_stack(
     return FittedStack(network, baseline, scheduler, trainer.best_epochs, validation)
 
 
-def _fit_baseline(
+def fit_baseline(
     models: Sequence[Standardised], recipe: Recipe, verbose: bool
 ) -> tuple[StackedBaseline | ExpertBaseline | None, list[Tensor], list[Tensor] | None]:
     """The baseline, its predictions for each model's training rows, (n, C), and what it says beyond, (n, E)."""

@@ -182,3 +182,18 @@ def test_the_command_knows_a_data_set_of_the_users(tmp_path: Path, monkeypatch, 
     assert "out exists" in capsys.readouterr().err
     data = DataOptions("my_rooms", limit=20)
     assert calibrate_depth(options(model, tmp_path / "again", data=data, modes=("ensemble",)))["ensemble"].interval
+
+
+def test_the_fewest_steps_that_are_as_good_become_the_default_and_the_condition(tmp_path: Path) -> None:
+    model = save(tmp_path / "model")
+    given = options(model, tmp_path / "out", modes=["ensemble"], num_inference_steps=None, steps=[3, 1])
+    data = Rooms(8)
+    chosen = calibrate_depth(given, dataset=data)["ensemble"].num_inference_steps
+    kept = MarigoldUQDepthPipeline.from_pretrained(tmp_path / "out")
+    assert kept.config.default_denoising_steps == chosen == kept.calibrations[0].num_inference_steps
+    one = calibrate_depth(
+        options(model, tmp_path / "one", modes=["ensemble"], num_inference_steps=chosen), dataset=data
+    )
+    assert one["ensemble"] == kept.calibrations[0]  # the choice changes nothing else
+    with pytest.raises(ValueError, match="not both"):
+        options(model, tmp_path / "x", steps=[1, 2])
