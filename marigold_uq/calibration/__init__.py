@@ -5,6 +5,7 @@ ensemble size, tau and kappa, and calibrate intervals on a second set that nothi
 conformal guarantee hold. `pipeline.calibrate(Calibration(...))` keeps the result with the model.
 """
 
+from marigold_uq.calibration.adaptive import AdaptiveConformal
 from marigold_uq.calibration.conformal import (
     conformal_images,
     conformal_rows,
@@ -14,14 +15,18 @@ from marigold_uq.calibration.conformal import (
     stack_grids,
 )
 from marigold_uq.calibration.intervals import COVERAGES, IntervalGrid, check_coverage
+from marigold_uq.calibration.recalibration import ByGroup, QuantileMap, fit_by_group
 from marigold_uq.calibration.scaling import KappaChoice, TauChoice, apply_kappa, choose_kappa, choose_tau
 from marigold_uq.calibration.storage import Calibration, read_calibrations, with_calibration
 
 __all__ = [
     "COVERAGES",
+    "AdaptiveConformal",
+    "ByGroup",
     "Calibration",
     "IntervalGrid",
     "KappaChoice",
+    "QuantileMap",
     "TauChoice",
     "apply_kappa",
     "check_coverage",
@@ -29,6 +34,7 @@ __all__ = [
     "choose_tau",
     "conformal_images",
     "conformal_rows",
+    "fit_by_group",
     "interval_grid_images",
     "interval_grid_rows",
     "read_calibrations",
