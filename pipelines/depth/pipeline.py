@@ -397,10 +397,10 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
         )
         if observer is None:
             return [ChainResult(x_0[b : b + 1]) for b in range(len(x_0))]
-        spread = observer.epistemic if call.output_epistemic else [None] * len(x_0)
+        spread = observer.epistemic if call.output_epistemic else None
         firsts = zip(observer.initial_mean, observer.initial_std.square(), strict=True)
         return [
-            ChainResult(x_0[b : b + 1], epistemic=spread[b], first=FirstMoments(*moments))
+            ChainResult(x_0[b : b + 1], epistemic=None if spread is None else spread[b], first=FirstMoments(*moments))
             for b, moments in enumerate(firsts)
         ]
 

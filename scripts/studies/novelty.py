@@ -151,7 +151,7 @@ def field_rows(study: NoveltyStudy) -> Iterable[tuple[str, Callable[[], Numbers]
     # The parts of configs/field/ks_small.yaml: train, validation, test.
     split = open_split(FieldData(pde=PdeData(path=str(study.data), test=0.15, validation=0.3)))
     known, reference, familiar = windows(split.train), windows(split.validation), windows(split.test)
-    call = {"ensemble_size": study.ensemble_size}
+    call: dict[str, Any] = {"ensemble_size": study.ensemble_size}
     pipeline.fit_novelty(reference[: study.reference], **call)
     familiar = familiar[: study.inputs]
 
@@ -207,7 +207,7 @@ def picture_rows(study: NoveltyStudy) -> Iterable[tuple[str, Callable[[], Number
     scenes = RenderedScenes(study.data)
     images = [scenes.read(i)["image"].permute(1, 2, 0).double().numpy() for i in range(study.reference + study.inputs)]
     reference, familiar = images[: study.reference], images[study.reference :]
-    call = {"ensemble_size": study.ensemble_size, "uncertainty": "trajectory", "batch_size": 4}
+    call: dict[str, Any] = {"ensemble_size": study.ensemble_size, "uncertainty": "trajectory", "batch_size": 4}
     pipeline.fit_novelty(reference, generator=torch.Generator().manual_seed(0), **call)
 
     def judge(pictures: list[_Array]) -> Novelty:

@@ -135,7 +135,9 @@ def test_fitting_keeps_the_calibration_and_what_belongs_to_it() -> None:
     pipeline = tiny_weather()
     grid = IntervalGrid((0.5, 0.9), ((0.7,), (2.0,)))
     pipeline.calibrate(Calibration(kappa=1.5, interval=grid), lead_dampings=[0.9])
-    start = torch.randn(COUNT, 2, len(pipeline.encoder.config.variables), *pipeline.encoder.space)
+    statistics = pipeline.encoder.statistics.values()
+    noise = torch.randn(COUNT, 2, len(statistics), *pipeline.encoder.space, generator=torch.Generator().manual_seed(0))
+    start = torch.stack([one.mean + one.std * noise[:, :, c] for c, one in enumerate(statistics)], 2)
     time = np.arange(COUNT) * 86_400.0
     pipeline.fit_novelty(start, ensemble_size=2, time=time)
     record = pipeline.calibration_for()
