@@ -34,7 +34,7 @@ from marigold_uq.depth.data import RenderedScenes
 from marigold_uq.field.config import FieldData, PdeData
 from marigold_uq.field.data import FieldSequences, KuramotoSivashinsky
 from marigold_uq.field.splits import open_split
-from marigold_uq.files import atomic_path
+from marigold_uq.files import atomic_path, make_folder
 from marigold_uq.metrics import auroc
 from marigold_uq.novelty import SIGNS, Novelty
 from marigold_uq.results import markdown_table, number, write_json
@@ -260,6 +260,7 @@ PARTS = {"tables": table_rows, "fields": field_rows, "pictures": picture_rows}
 
 def _run(study: NoveltyStudy, invocation: Invocation) -> int:
     """Make the rows that are missing, and write table.md."""
+    make_folder(study.output)
     path = study.output / f"{study.part}.json"
     rows: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     for name, make in PARTS[study.part](study):
