@@ -32,6 +32,7 @@ class OriginalMoments:
 class _Trajectory:
     """Running sums over the steps of one call of `reverse_diffusion`."""
 
+    initial_mean: Tensor  # xhat_0 at the first step
     initial_variance: Tensor  # tau U_t at the first step
     sum_variance: Tensor  # sum of U_t
     sum_reverse: Tensor  # sum of V[mu_theta]
@@ -39,8 +40,8 @@ class _Trajectory:
     num_steps: int = 0
 
     @classmethod
-    def empty(cls, variance: Tensor, *, initial: Tensor) -> "_Trajectory":
-        return cls(initial, torch.zeros_like(variance), torch.zeros_like(variance), [])
+    def empty(cls, mean: Tensor, variance: Tensor) -> "_Trajectory":
+        return cls(mean, variance, torch.zeros_like(variance), torch.zeros_like(variance), [])
 
 
 class TrajectoryUncertainty:
@@ -61,7 +62,7 @@ class TrajectoryUncertainty:
         if step.index == 0:
             _check_has_variance(step, variance)
             total = law.scaled(scheduler.config.tau).variance  # what the sampler draws from
-            self._trajectories.append(_Trajectory.empty(variance, initial=total))
+            self._trajectories.append(_Trajectory.empty(law.mean, total))
         elif not self._trajectories or self._trajectories[-1].num_steps != step.index:
             raise ValueError(f"step {step.index} does not follow the last one seen: watch trajectories from the start")
         record = self._trajectories[-1]
@@ -90,6 +91,11 @@ class TrajectoryUncertainty:
         A variance in the units of x_{t-1}; it depends on how many steps are taken. For reference.
         """
         return self._join(lambda record: record.sum_reverse / record.num_steps)
+
+    @property
+    def initial_mean(self) -> Tensor:
+        """The mean of x_0 at the first step, (B, *event)."""
+        return self._join(lambda record: record.initial_mean)
 
     @property
     def initial_std(self) -> Tensor:

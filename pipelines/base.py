@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Self
 
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from diffusers.utils import logging
+from torch import Tensor
 
 from marigold_uq.calibration import Calibration, read_calibrations, with_calibration
 from marigold_uq.loading import fetch_pretrained
+from marigold_uq.novelty import Novelty, NoveltyReference
 from marigold_uq.schedulers.distributional import DistributionalScheduler
 
 logger = logging.get_logger(__name__)
@@ -118,6 +121,34 @@ class UncertaintyPipeline(DiffusionPipeline):
         for difference in record.mismatches(**call):
             logger.warning(f"{difference}: kappa and intervals may not hold")
         return record
+
+    def fit_novelty(self, inputs: Any, *, false_alarm_rate: float = 0.05, **call: Any) -> Self:
+        """Learn what inputs in distribution look like, so that `output_novelty=True` can recognise others.
+
+        Run it after `calibrate`, with the arguments of later calls; it becomes part of the calibration.
+
+        Args:
+            inputs: As a call takes them: independent, not trained on, 40 or better hundreds of them.
+            false_alarm_rate: Share of inputs in distribution that may be flagged.
+            call: Further arguments of the call, such as ensemble_size or uncertainty.
+        """
+        seen = self(inputs, output_novelty=True, **call).novelty
+        reference = NoveltyReference.fit(
+            seen.features, false_alarm_rate=false_alarm_rate, conditions=dict(seen.conditions)
+        )
+        record = replace(self.calibration_for(seen.uncertainty), novelty=reference)
+        return UncertaintyPipeline.calibrate(
+            self, record
+        )  # a subclass's own would drop what it keeps beside the record
+
+    def _novelty(self, features: Tensor, calibration: Calibration, **conditions: int) -> Novelty:
+        """Features (N, D) of a call beside the stored reference; other conditions than its own are warned."""
+        reference = calibration.novelty
+        if reference is not None and dict(reference.conditions) != conditions:
+            logger.warning(
+                f"novelty was fitted with {dict(reference.conditions)}, called with {conditions}: p-values may not hold"
+            )
+        return Novelty(features.numpy(force=True), reference, conditions, calibration.uncertainty)
 
     def push_to_hub(
         self,

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 FLOORS = (
     {
         "alignment", "calibration", "component_config", "denoising", "distributions", "likelihood", "metrics",
-        "precision", "randomness", "sampling", "schedulers", "scores", "uncertainty",
+        "novelty", "precision", "randomness", "sampling", "schedulers", "scores", "uncertainty",
     },
     {"models"},
     {"commands.runner", "files", "hub", "loading", "model_card", "plotting", "results", "training"},

@@ -5,6 +5,7 @@ ensemble size, tau and kappa, and calibrate intervals on a second set that nothi
 conformal guarantee hold. `pipeline.calibrate(Calibration(...))` keeps the result with the model.
 """
 
+from marigold_uq.calibration.adaptive import AdaptiveConformal
 from marigold_uq.calibration.comparison import Comparison, unit_means
 from marigold_uq.calibration.conformal import (
     conformal_images,
@@ -15,6 +16,7 @@ from marigold_uq.calibration.conformal import (
     stack_grids,
 )
 from marigold_uq.calibration.intervals import COVERAGES, IntervalGrid, check_coverage
+from marigold_uq.calibration.recalibration import ByGroup, QuantileMap, fit_by_group
 from marigold_uq.calibration.scaling import (
     KappaChoice,
     StepsChoice,
@@ -28,10 +30,13 @@ from marigold_uq.calibration.storage import Calibration, read_calibrations, with
 
 __all__ = [
     "COVERAGES",
+    "AdaptiveConformal",
+    "ByGroup",
     "Calibration",
     "Comparison",
     "IntervalGrid",
     "KappaChoice",
+    "QuantileMap",
     "StepsChoice",
     "TauChoice",
     "apply_kappa",
@@ -41,6 +46,7 @@ __all__ = [
     "choose_tau",
     "conformal_images",
     "conformal_rows",
+    "fit_by_group",
     "interval_grid_images",
     "interval_grid_rows",
     "read_calibrations",

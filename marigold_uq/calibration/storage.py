@@ -12,6 +12,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from marigold_uq.calibration.intervals import IntervalGrid
+from marigold_uq.novelty import NoveltyReference
 
 CONDITIONS = ("num_inference_steps", "ensemble_size")
 """What a choice may depend on besides the way to uncertainty."""
@@ -33,6 +34,7 @@ class Calibration:
         ensemble_size: Samples per prediction that it holds for; None: any.
         num_calibration: Calibration units (rows, images, scenes or trajectories) behind the interval.
         note: Where the held-out data came from, for whoever reads the config.
+        novelty: What held-out data in distribution look like to the model; see `pipeline.fit_novelty`.
     """
 
     tau: float = 1.0
@@ -43,6 +45,7 @@ class Calibration:
     ensemble_size: int | None = None
     num_calibration: int = 0
     note: str = ""
+    novelty: NoveltyReference | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kappa", _as_numbers(self.kappa))
@@ -51,6 +54,8 @@ class Calibration:
                 raise ValueError(f"{name} must be positive and finite; got {getattr(self, name)}")
         if not isinstance(self.interval, IntervalGrid | None):
             raise TypeError(f"interval must be an IntervalGrid or None; got {self.interval!r}")
+        if not isinstance(self.novelty, NoveltyReference | None):
+            raise TypeError(f"novelty must be a NoveltyReference or None; got {self.novelty!r}")
         for name in CONDITIONS:
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, _as_count(name, getattr(self, name), 1))
@@ -75,6 +80,10 @@ class Calibration:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["kappa"] = list(self.kappa) if isinstance(self.kappa, tuple) else self.kappa
         values["interval"] = None if self.interval is None else self.interval.to_dict()
+        if self.novelty is None:
+            del values["novelty"]  # most models have none
+        else:
+            values["novelty"] = self.novelty.to_dict()
         return values
 
     @classmethod
@@ -92,7 +101,8 @@ class Calibration:
             )
         stored = known.pop("interval", None)
         interval = _old_interval(values) if stored is None else IntervalGrid.from_dict(stored)
-        return cls(**known, interval=interval)
+        reference = known.pop("novelty", None)
+        return cls(**known, interval=interval, novelty=reference and NoveltyReference.from_dict(reference))
 
 
 def read_calibrations(stored: Any) -> tuple[Calibration, ...]:

@@ -5,6 +5,7 @@ errors and ratios over one or many processes.
 """
 
 from marigold_uq.metrics.dependence import dawid_sebastiani, threshold_weighted_crps, variogram_score
+from marigold_uq.metrics.detection import auroc
 from marigold_uq.metrics.intervals import nested_interval
 from marigold_uq.metrics.probabilistic import (
     absolute_error,
@@ -38,6 +39,7 @@ __all__ = [
     "MeanAccumulator",
     "SampleTable",
     "absolute_error",
+    "auroc",
     "central_interval",
     "coverage",
     "crps",

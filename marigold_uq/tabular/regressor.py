@@ -22,6 +22,7 @@ from marigold_uq.calibration import (
     unit_means,
 )
 from marigold_uq.models.mlp import StackedBaseline, StackedModel
+from marigold_uq.novelty import Novelty
 from marigold_uq.pipelines.tabular.columns import TabularEncoder, is_frame
 from marigold_uq.pipelines.tabular.pipeline import (
     DRAWS_FOR_KAPPA,
@@ -46,6 +47,7 @@ _LEAST_WEIGHT = 1e-12
 """Rows with a smaller weight, as a share of the largest, are left out: in single precision they would vanish."""
 _ROWS_FOR_KAPPA = 20
 """With fewer rows to choose it on kappa would be mostly noise and stays 1."""
+_ROWS_FOR_NOVELTY = 40
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,8 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         max_epochs: Of the denoiser.
         num_inference_steps: Denoising steps of a prediction; "auto" takes the fewest within one standard error of the
             best CRPS on the validation rows of training, or where there are none on half of the rows set aside.
-        calibration_fraction: Share of the rows that is set aside for kappa (20 rows or more) and conformal intervals;
-            0 for none. Where a target takes few values none are set aside.
+        calibration_fraction: Share of the rows that is set aside for kappa (20 rows or more), conformal intervals
+            and `predict_novelty` (40 or more); 0 for none. Where a target takes few values none are set aside.
         training_options: Everything else, see `TrainingOptions`.
         ensemble_size: Draws per row behind predictions, quantiles and intervals.
         inference_dtype: "float64", or "float32", which draws twice as fast; a row's prediction then depends on the
@@ -217,6 +219,22 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
             self._shaped(output.uncertainty), *(None if part is None else self._shaped(part) for part in parts)
         )
 
+    def predict_novelty(self, X: Any) -> Novelty:
+        """How unlike the training rows each row is: `p_value`, `is_novel` and the signs behind them.
+
+        It compares what the models say about the row with what they say about the rows set aside in `fit`, so it needs
+        `calibration_fraction` and 40 such rows. A row in an unusual place where the models agree goes unnoticed.
+        """
+        check_is_fitted(self)
+        if self.pipeline_.calibration_for().novelty is None:
+            raise ValueError(
+                f"there is nothing to compare with: set calibration_fraction so that {_ROWS_FOR_NOVELTY} rows are set "
+                "aside in fit, or run pipeline_.fit_novelty(...) on other rows like those"
+            )
+        novelty = self._draw(X, output_novelty=True).novelty
+        assert novelty is not None
+        return novelty
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
@@ -307,6 +325,8 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
             note="rows set aside in fit",
         )
         self.pipeline_.calibrate(record)
+        if len(scores) >= _ROWS_FOR_NOVELTY and self.pipeline_.scheduler.family.has_spread and self.ensemble_size > 1:
+            self.pipeline_.fit_novelty(table.features, ensemble_size=self.ensemble_size, generator=self._generator())
 
     def _kappa_from_validation(self, table: TrainingRows, validation: ValidationRows) -> None:
         """kappa from the validation rows of all models, around out-of-fold predictions of the baseline.

@@ -65,6 +65,7 @@ class DepthCall:
     coverage: float | None = None
     output_samples: bool = False
     output_epistemic: bool = False
+    output_novelty: bool = False
     callback: Callable[..., dict[str, torch.Tensor]] | None = None
     callback_inputs: Sequence[str] = CALLBACK_INPUTS
 
@@ -149,8 +150,11 @@ class DepthCall:
             raise ValueError(f"callback_on_step_end follows steps of chains, and uncertainty={mode!r} takes none")
         if mode in ONE_STEP_MODES and self.output_epistemic:
             raise ValueError("output_epistemic is an average along chains; it goes with uncertainty='ensemble' or None")
-        if self.output_epistemic and not family.has_spread:
-            raise ValueError(f"output_epistemic reads the head's variance, and family {family.name!r} has none")
+        for name in ("output_epistemic", "output_novelty"):
+            if getattr(self, name) and not family.has_spread:
+                raise ValueError(f"{name} reads the head's variance, and family {family.name!r} has none")
+        if self.output_novelty and mode is None:
+            raise ValueError(f"output_novelty compares members: choose uncertainty, one of {available_modes(pipeline)}")
 
     def _warn_of_extremes(self) -> None:
         tail = 1 / (self.num_members + 1)

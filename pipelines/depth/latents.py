@@ -10,7 +10,9 @@ from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
 from torch import Tensor
 
 from marigold_uq.denoising import Denoiser
+from marigold_uq.distributions import NoiseDistribution
 from marigold_uq.models.condition_encoder import ConditionEncoder
+from marigold_uq.novelty import novelty_features
 from marigold_uq.randomness import Generators, base_seed, member_seed, randn
 from marigold_uq.sampling import one_step_distribution
 from marigold_uq.schedulers.distributional import DistributionalScheduler
@@ -99,6 +101,15 @@ class ChainResult:
     latents: Tensor  # (draws, C, h, w)
     mean: Tensor | None = None  # (C, h, w)
     epistemic: Tensor | None = None  # (C, h, w), a standard deviation
+    first: FirstMoments | None = None
+
+
+@dataclass(frozen=True)
+class FirstMoments:
+    """Of the distribution of x_0 at the first step, each (C, h, w)."""
+
+    mean: Tensor
+    variance: Tensor
 
 
 @dataclass(frozen=True)
@@ -108,6 +119,7 @@ class MemberLatents:
     latents: Tensor  # (E, C, h, w)
     epistemic: Tensor | None  # (C, h, w), a standard deviation
     guide: Tensor | None  # (G, h', w'), what the image encoder tells the decoder
+    first: FirstMoments | None = None  # averaged over chains
 
 
 def draw_first_distribution(
@@ -125,7 +137,7 @@ def draw_first_distribution(
     """
     distribution = one_step_distribution(denoiser, scheduler, x_T, generator=generator)
     draws = distribution.rsample((num_draws,), generator)  # (K, B, C, h, w)
-    return [ChainResult(draws[:, b], distribution.mean[b]) for b in range(len(x_T))]
+    return [ChainResult(draws[:, b], one.mean, first=one) for b, one in enumerate(_first_moments(distribution))]
 
 
 def first_distribution_quantiles(
@@ -138,7 +150,11 @@ def first_distribution_quantiles(
     distribution = one_step_distribution(denoiser, scheduler, x_T)
     levels = (torch.arange(num_levels) + 0.5) / num_levels
     maps = torch.cat([distribution.mean[None], distribution.quantile(levels)])  # (1 + K, B, C, h, w)
-    return [ChainResult(maps[:, b]) for b in range(len(x_T))]
+    return [ChainResult(maps[:, b], first=one) for b, one in enumerate(_first_moments(distribution))]
+
+
+def _first_moments(distribution: NoiseDistribution) -> list[FirstMoments]:
+    return [FirstMoments(*moments) for moments in zip(distribution.mean, distribution.variance, strict=True)]
 
 
 def merge_chains(chains: list[ChainResult], num_members: int, guide: Tensor | None = None) -> MemberLatents:
@@ -153,7 +169,23 @@ def merge_chains(chains: list[ChainResult], num_members: int, guide: Tensor | No
         centres = torch.stack(means).repeat(chains[0].latents.shape[0], 1, 1, 1)[:num_members]
         draws = draws - (draws - centres).mean(0)
     spreads = [chain.epistemic for chain in chains if chain.epistemic is not None]
-    return MemberLatents(draws, torch.stack(spreads).square().mean(0).sqrt() if spreads else None, guide)
+    epistemic = torch.stack(spreads).square().mean(0).sqrt() if spreads else None
+    first = [chain.first for chain in chains if chain.first is not None]
+    return MemberLatents(draws, epistemic, guide, _average(first) if first else None)
+
+
+def _average(moments: list[FirstMoments]) -> FirstMoments:
+    """Of chains of one picture, which differ only in their start."""
+    return FirstMoments(
+        torch.stack([one.mean for one in moments]).mean(0), torch.stack([one.variance for one in moments]).mean(0)
+    )
+
+
+def member_features(members: MemberLatents, num_members: int) -> Tensor:
+    """What `marigold_uq.novelty` compares of one picture, (1, D)."""
+    assert members.first is not None
+    parts = (members.first.mean, members.first.variance.sqrt(), members.latents[-num_members:].std(0))
+    return novelty_features(*(part.float().unsqueeze(0) for part in parts))
 
 
 # ------------------------------------------------------------------------------------------------------------ decode

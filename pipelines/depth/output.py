@@ -13,6 +13,7 @@ from torch import Tensor
 from marigold_uq.alignment import EnsembledDepth
 from marigold_uq.calibration import apply_kappa
 from marigold_uq.metrics import nested_interval, quantiles
+from marigold_uq.novelty import Novelty
 from marigold_uq.pipelines.depth.call import DepthCall
 from marigold_uq.pipelines.depth.images import resize
 
@@ -32,6 +33,7 @@ class MarigoldUQDepthOutput(BaseOutput):
         quantiles: Those of `quantiles`, c = number of levels.
         samples: Aligned members, c = E.
         interval: Lower and upper end of the central interval that `coverage` asks for, c = 2.
+        novelty: How unlike the images of `fit_novelty` each of the N images is; not a map.
 
     The first three are diffusers' `MarigoldDepthOutput`, so positional use carries over.
     """
@@ -43,10 +45,11 @@ class MarigoldUQDepthOutput(BaseOutput):
     quantiles: Maps = None
     samples: Maps = None
     interval: Maps = None
+    novelty: Novelty | None = None
 
     def to_tuple_with_none(self) -> tuple[Any, ...]:
-        """All seven fields in order; `BaseOutput.to_tuple` leaves out those that are None."""
-        names = ("prediction", "uncertainty", "latent", "epistemic", "quantiles", "samples", "interval")
+        """All eight fields in order; `BaseOutput.to_tuple` leaves out those that are None."""
+        names = ("prediction", "uncertainty", "latent", "epistemic", "quantiles", "samples", "interval", "novelty")
         return tuple(getattr(self, name) for name in names)
 
 

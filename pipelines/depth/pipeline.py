@@ -24,6 +24,7 @@ from marigold_uq.pipelines.depth.call import CALLBACK_INPUTS, MODES, DepthCall
 from marigold_uq.pipelines.depth.images import ImageInput, load_images, to_model_input, unpad
 from marigold_uq.pipelines.depth.latents import (
     ChainResult,
+    FirstMoments,
     MemberLatents,
     PictureCondition,
     chain_generators,
@@ -32,6 +33,7 @@ from marigold_uq.pipelines.depth.latents import (
     draw_first_distribution,
     encode_conditions,
     first_distribution_quantiles,
+    member_features,
     merge_chains,
     split_latents,
 )
@@ -230,6 +232,7 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
         coverage: float | None = None,
         output_samples: bool = False,
         output_epistemic: bool = False,
+        output_novelty: bool = False,
         callback_on_step_end: Callable[..., dict[str, Tensor]] | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] = CALLBACK_INPUTS,
     ) -> MarigoldUQDepthOutput | tuple[Any, ...]:
@@ -266,6 +269,8 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
                 the model is, and each interval lies within those of higher coverage.
             output_samples: Also return the aligned members.
             output_epistemic: Also return the paper's epistemic estimate (see `marigold_uq.uncertainty`).
+            output_novelty: Also say how unlike the images of `fit_novelty` each image is, by the latents' distribution;
+                goes with any `uncertainty`, and families with a spread of their own.
             callback_on_step_end: `(pipeline, step, timestep, {"latents": ...}) -> dict`, as in diffusers; not with
                 "trajectory" and "marginal", which take no steps.
             callback_on_step_end_tensor_inputs: What the callback gets: ("latents",) or nothing.
@@ -288,6 +293,7 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
             coverage=coverage,
             output_samples=output_samples,
             output_epistemic=output_epistemic,
+            output_novelty=output_novelty,
             callback=callback_on_step_end,
             callback_inputs=callback_on_step_end_tensor_inputs,
         )
@@ -309,7 +315,12 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
             for picture, (_, padding), member in zip(images, inputs, members, strict=True)
         ]
         self.maybe_free_model_hooks()
-        return collect_output(results, call)
+        output = collect_output(results, call)
+        if call.output_novelty:
+            features = torch.cat([member_features(member, call.num_members) for member in members])
+            conditions = {"num_inference_steps": call.num_steps, "ensemble_size": call.num_members}
+            output.novelty = self._novelty(features, call.calibration, **conditions)
+        return output
 
     def _model_input(self, picture: Tensor, call: DepthCall) -> tuple[Tensor, tuple[int, int]]:
         """1. Resize and pad: pixels (1, 3, H, W) in [-1, 1], and the padding to undo."""
@@ -373,7 +384,7 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
         if call.mode == "trajectory":
             share = -(-call.num_members // call.num_chains)
             return draw_first_distribution(denoiser, self.scheduler, x_T, num_draws=share, generator=generators)
-        observer = TrajectoryUncertainty() if call.output_epistemic else None
+        observer = TrajectoryUncertainty() if call.output_epistemic or call.output_novelty else None
         x_0 = reverse_diffusion(
             denoiser,
             self.scheduler,
@@ -384,8 +395,14 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
             follow_mean=call.mode is None,
             progress={**getattr(self, "_progress_bar_config", {}), "desc": "steps", "leave": False},
         )
-        spread = None if observer is None else observer.epistemic
-        return [ChainResult(x_0[b : b + 1], epistemic=None if spread is None else spread[b]) for b in range(len(x_0))]
+        if observer is None:
+            return [ChainResult(x_0[b : b + 1]) for b in range(len(x_0))]
+        spread = observer.epistemic if call.output_epistemic else None
+        firsts = zip(observer.initial_mean, observer.initial_std.square(), strict=True)
+        return [
+            ChainResult(x_0[b : b + 1], epistemic=None if spread is None else spread[b], first=FirstMoments(*moments))
+            for b, moments in enumerate(firsts)
+        ]
 
     def denoiser(self, condition: Tensor, network: nn.Module | None = None) -> Denoiser:
         """The U-Net beside a `condition` (B, C, h, w): image latents, or channels of the image encoder.

@@ -17,6 +17,7 @@ from marigold_uq.files import atomic_path, make_folder
 from marigold_uq.metrics import nested_interval
 from marigold_uq.metrics import quantiles as sample_quantiles
 from marigold_uq.models.field_grid import Floats
+from marigold_uq.novelty import Novelty
 from marigold_uq.pipelines.field.states import xarray_module
 from marigold_uq.uncertainty import total_std
 
@@ -52,6 +53,7 @@ class FieldForecast(BaseOutput):
         epistemic: (B, L, C, *space): the head's own estimate for the step into each lead time, the root of the mean
             over samples and timesteps of U_t = Var[x_0 | x_t] (see `marigold_uq.uncertainty`). Errors of earlier steps
             are in `uncertainty`, not here, and it does not vanish for a perfect model of a random process.
+        novelty: How unlike held-out forecasts each of the B is, judged by its first lead time.
         quantile_levels: Those that the call asked for.
         coverage: Of `interval`, as the call asked for it.
         interval_grid: Calibrated half widths, one output per lead time; None where none were calibrated.
@@ -64,6 +66,7 @@ class FieldForecast(BaseOutput):
     calendar: bool = False
     init_times: Floats | None = None
     epistemic: Tensor | None = None
+    novelty: Novelty | None = None
     quantile_levels: tuple[float, ...] = field(default=())
     coverage: float | None = None
     interval_grid: IntervalGrid | None = None
@@ -106,8 +109,8 @@ class FieldForecast(BaseOutput):
     def to_xarray(self, convention: Convention = "weatherbenchx", *, samples: bool = True) -> Any:
         """A Dataset with a variable per channel, and <variable>_prediction, _uncertainty, ... beside it.
 
-        _epistemic, _lower and _upper, and _quantile follow where the call asked for them. Dimensions have the names of
-        `convention`; times become dates where the model knows dates.
+        _epistemic, _lower and _upper, _quantile and novelty_p_value follow where the call asked for them. Dimensions
+        have the names of `convention`; times become dates where the model knows dates.
         """
         names = DIMENSIONS[convention]
         init, lead = names["init"], names["lead"]
@@ -122,6 +125,8 @@ class FieldForecast(BaseOutput):
             if self.quantiles is not None:
                 levels = self.quantiles[:, :, :, channel].cpu().numpy()
                 content[f"{variable}_quantile"] = (["quantile", init, lead, *space], levels)
+        if self.novelty is not None and self.novelty.reference is not None:
+            content["novelty_p_value"] = ([init], self.novelty.p_value)
         coordinates = {
             names["sample"]: np.arange(len(self.samples)),
             "quantile": np.asarray(self.quantile_levels, np.float64),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -20,6 +21,7 @@ from marigold_uq.models.noise_color import NoiseColor
 from marigold_uq.models.season import Season
 from marigold_uq.models.unet_1d import UNet1d
 from marigold_uq.models.unet_2d import UNet2d
+from marigold_uq.novelty import novelty_features
 from marigold_uq.pipelines.base import UncertaintyPipeline, logger
 from marigold_uq.pipelines.field.colored_steps import ColoredSteps
 from marigold_uq.pipelines.field.output import FieldForecast, blend, damp, stretch
@@ -126,6 +128,10 @@ class FieldForecastPipeline(UncertaintyPipeline):
         self.register_to_config(lead_dampings=dampings, lead_season_shares=shares)
         return self
 
+    def fit_novelty(self, inputs: Any, *, false_alarm_rate: float = 0.05, **call: Any) -> Self:
+        """As for all pipelines; `inputs` are initial states, xarray's too."""
+        return super().fit_novelty(inputs, false_alarm_rate=false_alarm_rate, **{**call, "output_type": "pt"})
+
     def _interval_grid(self, calibration: Calibration, num_leads: int) -> IntervalGrid | None:
         grid = calibration.interval
         if grid is not None and num_leads > grid.num_outputs > 1:
@@ -149,6 +155,7 @@ class FieldForecastPipeline(UncertaintyPipeline):
         quantiles: Sequence[float] = (),
         coverage: float | None = None,
         output_epistemic: bool = False,
+        output_novelty: bool = False,
         output_type: Literal["pt", "xarray"] | None = None,
     ) -> FieldForecast | Any:
         """Forecast `num_leads` steps from each initial state.
@@ -166,6 +173,8 @@ class FieldForecastPipeline(UncertaintyPipeline):
             quantiles: Levels kept with the output.
             coverage: Of `forecast.interval`, 0.95 for 95 %; `forecast.interval_at` gives any other afterwards.
             output_epistemic: Also collect the head's own estimate; see `FieldForecast.epistemic`.
+            output_novelty: Also compare the first lead time with those that `fit_novelty` saw; see
+                `FieldForecast.novelty`. Families without a spread of their own have none.
             output_type: "pt" is a `FieldForecast`, "xarray" a Dataset with WeatherBench-X's names; by default as the
                 input.
         """
@@ -175,6 +184,8 @@ class FieldForecastPipeline(UncertaintyPipeline):
         if ensemble_size is None:
             ensemble_size = self.calibration_for().ensemble_size or DEFAULT_ENSEMBLE_SIZE
         self._check_call(num_leads, ensemble_size, batch_size)
+        if output_novelty and ensemble_size < 2:
+            raise ValueError("output_novelty needs the spread of at least 2 members; got ensemble_size=1")
         self.prepare_steps(num_inference_steps)
         calibration = self.calibration_for(
             num_inference_steps=len(self.scheduler.timesteps), ensemble_size=ensemble_size
@@ -182,14 +193,22 @@ class FieldForecastPipeline(UncertaintyPipeline):
         streams = self._streams(generator, len(start.history), ensemble_size)
         parts = [
             self._roll_out(start, range(first, min(first + batch_size, len(streams))), streams, ensemble_size,
-                           num_leads, output_epistemic)
+                           num_leads, output_epistemic, output_novelty)
             for first in range(0, len(streams), batch_size)
         ]  # fmt: skip
-        states = torch.cat([some for some, _ in parts]).unflatten(0, (-1, ensemble_size))  # (B, M, L, C, *space)
-        epistemic = None
+        states = torch.cat([part.states for part in parts]).unflatten(0, (-1, ensemble_size))  # (B, M, L, C, *space)
+        epistemic = novelty = None
         if output_epistemic:
-            variance = torch.cat([spread for _, spread in parts]).square().unflatten(0, (-1, ensemble_size)).mean(1)
-            epistemic = variance.sqrt()
+            epistemic = _over_members([part.epistemic for part in parts], ensemble_size).sqrt()
+        if output_novelty:
+            mean = _over_members([part.first_mean for part in parts], ensemble_size)
+            std = _over_members([part.first_variance for part in parts], ensemble_size).sqrt()
+            novelty = self._novelty(
+                novelty_features(mean, std, states[:, :, 0].std(1)),
+                calibration,
+                num_inference_steps=len(self.scheduler.timesteps),
+                ensemble_size=ensemble_size,
+            )
         forecast = FieldForecast(
             samples=self.calibrate_samples(states.transpose(0, 1), start.time),
             lead_times=self.encoder.config.time_step * np.arange(1, num_leads + 1),
@@ -198,6 +217,7 @@ class FieldForecastPipeline(UncertaintyPipeline):
             calendar=bool(self.encoder.config.calendar),
             init_times=start.time,
             epistemic=epistemic,
+            novelty=novelty,
             quantile_levels=tuple(quantiles),
             coverage=coverage,
             interval_grid=self._interval_grid(calibration, num_leads),
@@ -278,49 +298,66 @@ class FieldForecastPipeline(UncertaintyPipeline):
         streams: list[torch.Generator],
         ensemble_size: int,
         num_leads: int,
-        watch: bool,
-    ) -> tuple[Tensor, Tensor]:
-        """All lead times of some chains: states and the head's spread, both (n, L, C, *space)."""
+        output_epistemic: bool,
+        output_novelty: bool,
+    ) -> _RollOut:
+        """All lead times of some chains, and what the head says on the way."""
         inputs = torch.tensor([chain // ensemble_size for chain in chains])
         history = start.history[inputs].to(self._execution_device)  # (n, history, C, *space)
         time = None if start.time is None else torch.from_numpy(np.array(start.time))[inputs]
         own = streams[chains.start : chains.stop]
-        states, spreads = [], []
-        for _ in range(num_leads):
-            new, spread = self.advance(history, time, own, output_epistemic=watch)
+        states, watched = [], []
+        for lead in range(num_leads):
+            watch = output_epistemic or (output_novelty and lead == 0)
+            observer = TrajectoryUncertainty() if watch else None
+            new = self.advance(history, time, own, observer=observer)
             states.append(new.cpu())
-            spreads.append(spread.cpu())
+            if observer is not None:
+                watched.append(observer)
             if num_leads > 1:
                 history = torch.cat([history[:, 1:], new.unsqueeze(1)], 1)  # each sample continues from its own state
             time = None if time is None else time + self.encoder.config.time_step
-        return torch.stack(states, 1), torch.stack(spreads, 1)
+        result = _RollOut(torch.stack(states, 1))
+        if output_epistemic:
+            spreads = [self.encoder.scale_spread(one.epistemic).cpu() for one in watched]
+            result.epistemic = torch.stack(spreads, 1).square()
+        if output_novelty:
+            result.first_mean = watched[0].initial_mean.cpu()
+            result.first_variance = watched[0].initial_std.square().cpu()
+        return result
 
     @torch.no_grad()
     def advance(
-        self, history: Tensor, time: Tensor | None, generators: list[torch.Generator], *, output_epistemic: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        """One step of n chains: a draw of the targets (n, C, *space), and the head's spread (zeros unless asked for).
+        self,
+        history: Tensor,
+        time: Tensor | None,
+        generators: list[torch.Generator],
+        *,
+        observer: TrajectoryUncertainty | None = None,
+    ) -> Tensor:
+        """One step of n chains: a draw of the targets (n, C, *space).
 
         Args:
             history: (n, num_history, variables, *space), oldest first.
             time: (n,) of the last states, for models that know the time.
             generators: One per chain.
-            output_epistemic: Collect the head's estimate.
+            observer: Collects what the head says of the scaled increment.
         """
         condition = self.encoder.condition(history, time)
-        increment, spread = self._draw_increment(condition, generators, output_epistemic)
-        return self.encoder.decode(history[:, -1], increment.float()), self.encoder.scale_spread(spread)
+        increment = self._draw_increment(condition, generators, observer)
+        return self.encoder.decode(history[:, -1], increment.float())
 
-    def _draw_increment(self, condition: Tensor, own: list[torch.Generator], watch: bool) -> tuple[Tensor, Tensor]:
-        """x_0 of every chain, and the head's epistemic estimate (zeros unless watched), both (n, C, *space)."""
+    def _draw_increment(
+        self, condition: Tensor, own: list[torch.Generator], observer: TrajectoryUncertainty | None
+    ) -> Tensor:
+        """x_0 of every chain, (n, C, *space)."""
         condition = condition.to(self.unet.dtype)
         x_T = initial_noise((len(own), *self.encoder.event_shape), like=condition, generator=own)
-        uncertainty = TrajectoryUncertainty()
-        observers: list[StepObserver] = [uncertainty] if watch else []
+        observers: list[StepObserver] = [] if observer is None else [observer]
         colored = None if self.noise_color is None else ColoredSteps(self.noise_color, own)
         if colored is not None:
             observers.append(colored.observe)
-        x_0 = reverse_diffusion(
+        return reverse_diffusion(
             self.denoiser(condition),
             self.scheduler,
             x_T,
@@ -328,7 +365,6 @@ class FieldForecastPipeline(UncertaintyPipeline):
             observers=observers,
             callback=None if colored is None else colored.redraw,
         )
-        return x_0, uncertainty.epistemic if watch else torch.zeros_like(x_0)
 
     def denoiser(self, condition: Tensor, network: nn.Module | None = None) -> Denoiser:
         """The network (or another in its place) with its condition (B, channels, *space) bound."""
@@ -338,6 +374,21 @@ class FieldForecastPipeline(UncertaintyPipeline):
             return raw_output(self.scheduler, unet(torch.cat([condition, x_t], 1), timestep), self.encoder.event_shape)
 
         return denoise
+
+
+@dataclass
+class _RollOut:
+    """Some chains; what the head says is there where a call asks for it."""
+
+    states: Tensor  # (n, L, C, *space)
+    epistemic: Tensor | None = None  # (n, L, C, *space), a variance
+    first_mean: Tensor | None = None  # (n, C, *space), of the first increment
+    first_variance: Tensor | None = None  # (n, C, *space)
+
+
+def _over_members(parts: Sequence[Tensor | None], ensemble_size: int) -> Tensor:
+    """The mean over members, (B, ...), of parts that hold all B x ensemble_size chains together."""
+    return torch.cat([part for part in parts if part is not None]).unflatten(0, (-1, ensemble_size)).mean(1)
 
 
 def _numbers(name: str, values: Sequence[float] | None, most: float) -> list[float] | None:

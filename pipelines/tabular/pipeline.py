@@ -19,6 +19,7 @@ from marigold_uq.denoising import Denoiser
 from marigold_uq.metrics import nested_interval
 from marigold_uq.metrics import quantiles as quantiles_of
 from marigold_uq.models.mlp import StackedMLP, StackedModel
+from marigold_uq.novelty import Novelty, novelty_features
 from marigold_uq.pipelines.base import UncertaintyPipeline
 from marigold_uq.pipelines.tabular.columns import TabularEncoder, is_frame
 from marigold_uq.randomness import base_seed, member_seed
@@ -47,6 +48,7 @@ class TabularOutput(BaseOutput):
     interval: Array | None = None  # (2, rows, C), lower and upper ends
     quantiles: Array | None = None  # (Q, rows, C)
     epistemic: Array | None = None  # (rows, C), the head's own estimate, a standard deviation
+    novelty: Novelty | None = None  # how unlike held-out rows in distribution each row is
 
     @property
     def between_models(self) -> Array | None:
@@ -196,6 +198,7 @@ class TabularRegressionPipeline(UncertaintyPipeline):
         coverage: float | None = None,
         quantiles: Sequence[float] | None = None,
         output_epistemic: bool = False,
+        output_novelty: bool = False,
         num_inference_steps: int | None = None,
         generator: torch.Generator | None = None,
         batch_size: int | None = None,
@@ -211,6 +214,8 @@ class TabularRegressionPipeline(UncertaintyPipeline):
             quantiles: Also return quantiles of the draws at these levels.
             output_epistemic: Also return the head's own epistemic estimate, collected along the trajectories; families
                 without a spread of their own have none.
+            output_novelty: Also compare the rows with those that `fit_novelty` saw, for the same families. `members` is
+                the spread between the models' first steps; with a single model that of its draws.
             num_inference_steps: Denoising steps; by default `default_denoising_steps` of the config.
             generator: Seeds all random streams. None always takes the same seed, so that predictions are repeatable.
             batch_size: Rows at once; the results do not depend on it.
@@ -227,25 +232,39 @@ class TabularRegressionPipeline(UncertaintyPipeline):
             check_coverage(coverage)
         if baseline_output is not None:
             self._check_baseline_output(baseline_output, len(matrix))
+        num_models = self.network.config.num_models
+        if output_novelty and num_models == 1 and ensemble_size < 2:
+            raise ValueError("output_novelty needs the spread of at least 2 draws where there is one model; got 1")
         steps = num_inference_steps or self.config.default_denoising_steps or self.scheduler.config.num_train_timesteps
         record = self.calibration_for(
             num_inference_steps=steps, ensemble_size=None if coverage is None else ensemble_size
         )
         self.scheduler.set_timesteps(steps)
-        draws = -(-ensemble_size // self.network.config.num_models)  # per model, rounded up
+        draws = -(-ensemble_size // num_models)  # per model, rounded up
         draws = draws if set(record.kappas) == {1.0} else max(draws, DRAWS_FOR_KAPPA)
-        size = batch_size or max(1, _NETWORK_ROWS // (draws * self.network.config.num_models))
+        size = batch_size or max(1, _NETWORK_ROWS // (draws * num_models))
         seed = 0 if generator is None else base_seed(generator)
         starts = range(0, max(1, len(matrix)), size)
         parts = [
-            self._sample_rows(matrix[i : i + size], draws, seed, output_epistemic, _rows_of(baseline_output, i, size))
+            self._sample_rows(
+                matrix[i : i + size],
+                draws,
+                seed,
+                output_epistemic or output_novelty,
+                _rows_of(baseline_output, i, size),
+            )
             for i in (self.progress_bar(starts) if len(starts) > 1 else starts)
         ]
-        model_samples = np.concatenate([samples for samples, _ in parts], axis=2)  # (S, n, rows, C)
+        model_samples = np.concatenate([part.samples for part in parts], axis=2)  # (S, n, rows, C)
         samples = self._calibrated(model_samples, record)[:ensemble_size]
         output = TabularOutput(samples.mean(0), _std(samples), samples, model_samples)
         if output_epistemic:
-            output.epistemic = np.concatenate([epistemic for _, epistemic in parts])
+            output.epistemic = np.concatenate([part.epistemic for part in parts if part.epistemic is not None])
+        if output_novelty:
+            features = torch.cat([part.novelty for part in parts if part.novelty is not None])
+            output.novelty = self._novelty(
+                features, record, num_inference_steps=steps, ensemble_size=ensemble_size, num_models=num_models
+            )
         if quantiles is not None:
             output.quantiles = quantiles_of(torch.from_numpy(samples), list(quantiles)).numpy()
         if coverage is not None:
@@ -276,8 +295,8 @@ class TabularRegressionPipeline(UncertaintyPipeline):
 
     def _sample_rows(
         self, matrix: Array, num_draws: int, seed: int, watch: bool, given: BaselineOutput | None
-    ) -> tuple[Array, Array]:
-        """Samples (S, n, rows, C) of one chunk, and the head's epistemic estimate (rows, C)."""
+    ) -> "_Rows":
+        """One chunk of rows."""
         net = self.network
         num_models, num_rows, num_targets = net.config.num_models, len(matrix), net.config.num_targets
         rows = torch.tensor(matrix).to(net.feature_mean)  # a copy: the array may be read-only
@@ -296,11 +315,19 @@ class TabularRegressionPipeline(UncertaintyPipeline):
         scale = (net.residual_scale * net.target_scale)[:, None, :, None]  # (S, 1, C, 1)
         centre = (baseline * net.target_scale.unsqueeze(1) + net.target_mean.unsqueeze(1)).unsqueeze(-1)
         samples = x_0.unflatten(0, (num_models, num_rows)) * scale + centre  # (S, rows, C, n)
-        epistemic = torch.zeros(num_rows, num_targets)
-        if watch:
-            variance = observer.epistemic.unflatten(0, (num_models, num_rows)).square() * scale.square()
-            epistemic = variance.mean((0, 3)).sqrt()
-        return samples.permute(0, 3, 1, 2).double().cpu().numpy(), epistemic.double().cpu().numpy()
+        rows_first = samples.permute(0, 3, 1, 2).double().cpu()
+        if not watch:
+            return _Rows(rows_first.numpy())
+        by_model = (num_models, num_rows)
+        variance = observer.epistemic.unflatten(0, by_model).square() * scale.square()
+        mean = (observer.initial_mean.unflatten(0, by_model) * scale + centre).mean(3)  # (S, rows, C)
+        std = (observer.initial_std.unflatten(0, by_model) * scale).square().mean((0, 3)).sqrt()
+        between = mean.std(0) if num_models > 1 else samples[0].std(2)
+        return _Rows(
+            rows_first.numpy(),
+            variance.mean((0, 3)).sqrt().double().cpu().numpy(),
+            novelty_features(mean.mean(0), std, between).cpu(),
+        )
 
     def _condition(self, features: Tensor, given: BaselineOutput | None = None) -> tuple[Tensor, Tensor]:
         """The baseline's prediction (S, rows, C), and the features with what it says beyond, (S, rows, F + E)."""
@@ -326,6 +353,15 @@ class TabularRegressionPipeline(UncertaintyPipeline):
             return raw.unflatten(1, (-1, num_draws)).transpose(2, 3).flatten(0, 1)  # (S rows, channels, n)
 
         return denoise
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What is known of a chunk of rows; the last two where the chains were watched."""
+
+    samples: Array  # (S, n, rows, C)
+    epistemic: Array | None = None  # (rows, C)
+    novelty: Tensor | None = None  # (rows, D)
 
 
 def row_generators(matrix: Array, models: Sequence[int], seed: int) -> list[torch.Generator]:

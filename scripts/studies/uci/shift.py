@@ -127,13 +127,13 @@ def shift_scores(model: DiffusionRegressor, rows: ShiftedSplit) -> dict[str, flo
     both = np.concatenate([rows.familiar, rows.shifted])
     found = model.predict_uncertainty(both)
     estimates = {name: getattr(found, name) for name in _ESTIMATES[:3]}
-    estimates["distance"] = _nearest(rows.train_features, both)
+    estimates["distance"] = nearest_distance(rows.train_features, both)
     is_shifted = np.arange(len(both)) >= len(rows.familiar)
     scores = {name: float(roc_auc_score(is_shifted, value)) for name, value in estimates.items() if value is not None}
     return {**scores, "shifted_share": len(rows.shifted) / len(both)}
 
 
-def _nearest(train: _Array, rows: _Array) -> _Array:
+def nearest_distance(train: _Array, rows: _Array) -> _Array:
     """Euclidean distance of standardised features to the nearest training row: what any detector should beat."""
     scale = train.std(0)
     scale = np.where(scale > 0, scale, 1.0)
