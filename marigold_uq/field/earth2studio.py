@@ -120,8 +120,8 @@ class Earth2StudioPrognostic:
 
     def _advance(self, history: Tensor, time: Tensor | None, streams: list[torch.Generator]) -> Tensor:
         self.pipeline.encoder.check_history(history)
-        self.pipeline.prepare_steps(self.num_inference_steps)
-        return self.pipeline.advance(history.float(), time, streams).to(history)
+        scheduler = self.pipeline.chain_scheduler(self.num_inference_steps)
+        return self.pipeline.advance(history.float(), time, streams, scheduler).to(history)
 
     def _streams(self, x: Tensor, coords: Coordinates) -> list[torch.Generator]:
         """A stream for this step of every member, by its coordinates and not by its place in the batch."""

@@ -1,8 +1,9 @@
 """What all distributional schedulers share; a framework adds noise levels, the form of its output and timesteps."""
 
+import copy
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from diffusers.schedulers.scheduling_ddim import DDIMSchedulerOutput
 from torch import Tensor
@@ -39,6 +40,12 @@ class DistributionalScheduler:
     """Chooses the timesteps of a chain, as diffusers' scheduler of the framework does."""
     whole_timesteps: ClassVar[bool] = False
     """Whether timesteps are the whole numbers 0..num_train_timesteps - 1, so that a table over them can be kept."""
+
+    def for_chain(self, num_inference_steps: int, device: Any = None) -> Self:
+        """A copy with the timesteps of one call; this scheduler stays as it is, so that calls may run at once."""
+        own = copy.copy(self)  # setting timesteps replaces attributes and changes none in place
+        own.set_timesteps(num_inference_steps, device=device)
+        return own
 
     @abstractmethod
     def noise_level(self, timestep: Timestep) -> NoiseLevel[Any]:

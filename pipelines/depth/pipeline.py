@@ -48,6 +48,7 @@ from marigold_uq.pipelines.depth.output import (
 from marigold_uq.pipelines.depth.starting_point import as_distributional, embedded_path, zero_snr_options
 from marigold_uq.randomness import Generators, randn
 from marigold_uq.sampling import reverse_diffusion
+from marigold_uq.schedulers.distributional import DistributionalScheduler
 from marigold_uq.uncertainty import TrajectoryUncertainty
 
 __all__ = ["DEFAULT_BASE", "MarigoldUQDepthPipeline"]
@@ -305,11 +306,11 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
         self, images: list[Tensor], call: DepthCall, *, latents: Latents = None, generator: Generators = None
     ) -> MarigoldUQDepthOutput:
         """The way of an image through the pipeline, for `load_images(...)` and a call that was checked before."""
-        self.scheduler.set_timesteps(call.num_steps, device=self._execution_device)
+        scheduler = self.scheduler.for_chain(call.num_steps, self._execution_device)
         generators = chain_generators(generator, len(images), call.num_chains)
         inputs = [self._model_input(picture, call) for picture in images]
         starts = self._starts([pixels for pixels, _ in inputs], call, latents, generators)
-        members = self._draw_members([pixels for pixels, _ in inputs], starts, call, generators)
+        members = self._draw_members([pixels for pixels, _ in inputs], starts, call, scheduler, generators)
         results = [
             self._finish_image(picture, padding, member, call)
             for picture, (_, padding), member in zip(images, inputs, members, strict=True)
@@ -350,7 +351,12 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
         return starts
 
     def _draw_members(
-        self, inputs: list[Tensor], starts: list[Tensor], call: DepthCall, generators: list[torch.Generator]
+        self,
+        inputs: list[Tensor],
+        starts: list[Tensor],
+        call: DepthCall,
+        scheduler: DistributionalScheduler,
+        generators: list[torch.Generator],
     ) -> list[MemberLatents]:
         """3. Latents of all members of all images, in batches of equal size."""
         chains: list[list[ChainResult]] = [[] for _ in inputs]
@@ -368,26 +374,31 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
                     x_T = torch.stack([starts[i][m] for i, m in batch])
                     own = [generators[i * call.num_chains + m] for i, m in batch]
                     channels = torch.stack([conditions[i].channels for i, _ in batch])
-                    results = self._run_chains(channels, x_T, own, call)
+                    results = self._run_chains(channels, x_T, own, call, scheduler)
                     for (i, _), result in zip(batch, results, strict=True):
                         chains[i].append(result)
                     bar.update(len(batch))
         return [merge_chains(results, call.num_maps, conditions[i].guide) for i, results in enumerate(chains)]
 
     def _run_chains(
-        self, condition: Tensor, x_T: Tensor, generators: list[torch.Generator], call: DepthCall
+        self,
+        condition: Tensor,
+        x_T: Tensor,
+        generators: list[torch.Generator],
+        call: DepthCall,
+        scheduler: DistributionalScheduler,
     ) -> list[ChainResult]:
         """4. From x_T to x_0: by the reverse chain, or from the first step's distribution, by draws or by quantiles."""
         denoiser = self.denoiser(condition.to(self.unet.dtype))
         if call.mode == "marginal":
-            return first_distribution_quantiles(denoiser, self.scheduler, x_T, num_levels=call.num_members)
+            return first_distribution_quantiles(denoiser, scheduler, x_T, num_levels=call.num_members)
         if call.mode == "trajectory":
             share = -(-call.num_members // call.num_chains)
-            return draw_first_distribution(denoiser, self.scheduler, x_T, num_draws=share, generator=generators)
+            return draw_first_distribution(denoiser, scheduler, x_T, num_draws=share, generator=generators)
         observer = TrajectoryUncertainty() if call.output_epistemic or call.output_novelty else None
         x_0 = reverse_diffusion(
             denoiser,
-            self.scheduler,
+            scheduler,
             x_T,
             generator=generators,
             observers=[] if observer is None else [observer],

@@ -186,14 +186,12 @@ class FieldForecastPipeline(UncertaintyPipeline):
         self._check_call(num_leads, ensemble_size, batch_size)
         if output_novelty and ensemble_size < 2:
             raise ValueError("output_novelty needs the spread of at least 2 members; got ensemble_size=1")
-        self.prepare_steps(num_inference_steps)
-        calibration = self.calibration_for(
-            num_inference_steps=len(self.scheduler.timesteps), ensemble_size=ensemble_size
-        )
+        scheduler = self.chain_scheduler(num_inference_steps)
+        calibration = self.calibration_for(num_inference_steps=len(scheduler.timesteps), ensemble_size=ensemble_size)
         streams = self._streams(generator, len(start.history), ensemble_size)
         parts = [
             self._roll_out(start, range(first, min(first + batch_size, len(streams))), streams, ensemble_size,
-                           num_leads, output_epistemic, output_novelty)
+                           num_leads, scheduler, output_epistemic, output_novelty)
             for first in range(0, len(streams), batch_size)
         ]  # fmt: skip
         states = torch.cat([part.states for part in parts]).unflatten(0, (-1, ensemble_size))  # (B, M, L, C, *space)
@@ -206,7 +204,7 @@ class FieldForecastPipeline(UncertaintyPipeline):
             novelty = self._novelty(
                 novelty_features(mean, std, states[:, :, 0].std(1)),
                 calibration,
-                num_inference_steps=len(self.scheduler.timesteps),
+                num_inference_steps=len(scheduler.timesteps),
                 ensemble_size=ensemble_size,
             )
         forecast = FieldForecast(
@@ -274,11 +272,11 @@ class FieldForecastPipeline(UncertaintyPipeline):
                 "cannot be fed back, so only num_leads=1 is possible"
             )
 
-    def prepare_steps(self, num_inference_steps: int | None = None) -> None:
-        """Set the denoising steps: those given, the calibrated number, the default, or all timesteps."""
+    def chain_scheduler(self, num_inference_steps: int | None = None) -> DistributionalScheduler:
+        """A scheduler for one call, with the steps that are given, or calibrated, or the default, or all of them."""
         stored = self.calibration_for().num_inference_steps or self.config.default_denoising_steps
         steps = num_inference_steps or stored
-        self.scheduler.set_timesteps(steps or self.scheduler.config.num_train_timesteps, device=self._execution_device)
+        return self.scheduler.for_chain(steps or self.scheduler.config.num_train_timesteps, self._execution_device)
 
     def _streams(self, generator: Generators, batch: int, ensemble_size: int) -> list[torch.Generator]:
         """One stream per chain, all samples of the first forecast first."""
@@ -298,6 +296,7 @@ class FieldForecastPipeline(UncertaintyPipeline):
         streams: list[torch.Generator],
         ensemble_size: int,
         num_leads: int,
+        scheduler: DistributionalScheduler,
         output_epistemic: bool,
         output_novelty: bool,
     ) -> _RollOut:
@@ -310,7 +309,7 @@ class FieldForecastPipeline(UncertaintyPipeline):
         for lead in range(num_leads):
             watch = output_epistemic or (output_novelty and lead == 0)
             observer = TrajectoryUncertainty() if watch else None
-            new = self.advance(history, time, own, observer=observer)
+            new = self.advance(history, time, own, scheduler, observer=observer)
             states.append(new.cpu())
             if observer is not None:
                 watched.append(observer)
@@ -332,6 +331,7 @@ class FieldForecastPipeline(UncertaintyPipeline):
         history: Tensor,
         time: Tensor | None,
         generators: list[torch.Generator],
+        scheduler: DistributionalScheduler,
         *,
         observer: TrajectoryUncertainty | None = None,
     ) -> Tensor:
@@ -341,14 +341,19 @@ class FieldForecastPipeline(UncertaintyPipeline):
             history: (n, num_history, variables, *space), oldest first.
             time: (n,) of the last states, for models that know the time.
             generators: One per chain.
+            scheduler: Of `chain_scheduler`.
             observer: Collects what the head says of the scaled increment.
         """
         condition = self.encoder.condition(history, time)
-        increment = self._draw_increment(condition, generators, observer)
+        increment = self._draw_increment(condition, generators, scheduler, observer)
         return self.encoder.decode(history[:, -1], increment.float())
 
     def _draw_increment(
-        self, condition: Tensor, own: list[torch.Generator], observer: TrajectoryUncertainty | None
+        self,
+        condition: Tensor,
+        own: list[torch.Generator],
+        scheduler: DistributionalScheduler,
+        observer: TrajectoryUncertainty | None,
     ) -> Tensor:
         """x_0 of every chain, (n, C, *space)."""
         condition = condition.to(self.unet.dtype)
@@ -359,7 +364,7 @@ class FieldForecastPipeline(UncertaintyPipeline):
             observers.append(colored.observe)
         return reverse_diffusion(
             self.denoiser(condition),
-            self.scheduler,
+            scheduler,
             x_T,
             generator=own,
             observers=observers,

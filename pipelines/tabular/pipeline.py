@@ -239,7 +239,7 @@ class TabularRegressionPipeline(UncertaintyPipeline):
         record = self.calibration_for(
             num_inference_steps=steps, ensemble_size=None if coverage is None else ensemble_size
         )
-        self.scheduler.set_timesteps(steps)
+        scheduler = self.scheduler.for_chain(steps)
         draws = -(-ensemble_size // num_models)  # per model, rounded up
         draws = draws if set(record.kappas) == {1.0} else max(draws, DRAWS_FOR_KAPPA)
         size = batch_size or max(1, _NETWORK_ROWS // (draws * num_models))
@@ -249,6 +249,7 @@ class TabularRegressionPipeline(UncertaintyPipeline):
             self._sample_rows(
                 matrix[i : i + size],
                 draws,
+                scheduler,
                 seed,
                 output_epistemic or output_novelty,
                 _rows_of(baseline_output, i, size),
@@ -294,7 +295,13 @@ class TabularRegressionPipeline(UncertaintyPipeline):
         return np.stack(columns, -1)
 
     def _sample_rows(
-        self, matrix: Array, num_draws: int, seed: int, watch: bool, given: BaselineOutput | None
+        self,
+        matrix: Array,
+        num_draws: int,
+        scheduler: DistributionalDDIMScheduler,
+        seed: int,
+        watch: bool,
+        given: BaselineOutput | None,
     ) -> "_Rows":
         """One chunk of rows."""
         net = self.network
@@ -307,7 +314,7 @@ class TabularRegressionPipeline(UncertaintyPipeline):
         observer = TrajectoryUncertainty()
         x_0 = reverse_diffusion(
             self.denoiser(features, baseline, num_draws),
-            self.scheduler,
+            scheduler,
             x_T,
             generator=generators,
             observers=[observer] if watch else [],

@@ -101,7 +101,7 @@ def test_quantiles_are_ordered_and_near_those_of_the_law():
 def test_epistemic_is_the_mean_of_the_heads_variances_through_the_decoder():
     pipeline, image = known_pipeline(), known_image(96, 96)
     output = pipeline(image, 4, 3, uncertainty="ensemble", output_epistemic=True, generator=generator())
-    abar = pipeline.scheduler.alphas_cumprod[pipeline.scheduler.timesteps].reshape(-1, 1)
+    abar = pipeline.scheduler.alphas_cumprod[pipeline.scheduler.for_chain(4).timesteps].reshape(-1, 1)
     variance = SCALE**2
     per_step = (1 - abar) * variance / (abar * variance + 1 - abar)  # U_t = Var[x_0 | x_t], (steps, C)
     ratio = (cells(output.epistemic[0, ..., 0]) / through_decoder(per_step.mean(0))) ** 2
