@@ -5,6 +5,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 EXR, HDF5, LORA, SCENES, TRACKING = ["OpenEXR>=3.3"], ["h5py"], ["peft"], ["scikit-image"], ["tensorboard"]
+ONNX = ["onnx>=1.16", "onnxruntime>=1.18"]
 WEATHER, SKPRO = ["xarray", "zarr>=3", "netCDF4", "fsspec"], ["skpro>=2.9"]
 TEST = [
     "pytest>=8",
@@ -14,6 +15,7 @@ TEST = [
     *EXR,
     *HDF5,
     *LORA,
+    *ONNX,
     *SCENES,
     *SKPRO,
     *TRACKING,
@@ -27,6 +29,7 @@ EXTRAS = {
     "hypersim": HDF5,
     "huggingface": ["datasets"],
     "lora": LORA,
+    "onnx": ONNX,
     "pde": ["py-pde"],
     "scenes": SCENES,
     "skpro": SKPRO,

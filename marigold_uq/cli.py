@@ -23,6 +23,11 @@ COMMANDS = {
         "write the model card of a finished run, and upload it",
         positional="folder",
     ),
+    "export-onnx": Command(
+        "marigold_uq.commands.export_onnx:ExportOnnxOptions",
+        "marigold_uq.commands.export_onnx:run_export_onnx",
+        "write a depth model as one ONNX file",
+    ),
     "info": Command(
         "marigold_uq.commands.info:InfoOptions",
         "marigold_uq.commands.info:run_info",
@@ -51,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _help() -> str:
-    lines = [f"  {name:<10}{command.summary}" for name, command in COMMANDS.items()]
+    lines = [f"  {name:<13}{command.summary}" for name, command in COMMANDS.items()]
     return "\n".join(
         [
             "usage: marigold-uq [-h] [--version] COMMAND ...",

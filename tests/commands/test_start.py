@@ -28,7 +28,7 @@ def test_help_and_version_import_nothing_heavy(word: str) -> None:
     assert imported_by(word) == set()
 
 
-@pytest.mark.parametrize("command", ["card", "info"])
+@pytest.mark.parametrize("command", ["card", "export-onnx", "info"])
 def test_the_help_of_a_command_needs_no_torch(command: str) -> None:
     assert not imported_by(command, "--help") & {"torch", "diffusers", "transformers", "huggingface_hub"}
 
@@ -50,4 +50,4 @@ def test_the_version_names_the_program_once(capsys: pytest.CaptureFixture[str]) 
 
 def test_an_unknown_command_ends_with_two_and_lists_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dpeth"]) == 2
-    assert capsys.readouterr().err == "marigold-uq: unknown command 'dpeth'; choose from depth, card, info\n"
+    assert capsys.readouterr().err == f"marigold-uq: unknown command 'dpeth'; choose from {', '.join(COMMANDS)}\n"
