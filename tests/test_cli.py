@@ -61,6 +61,39 @@ def test_a_broken_image_is_reported_at_the_end_and_the_rest_is_done(models, phot
     assert {path.name for path in (tmp_path / "out").iterdir()} == expected
 
 
+def test_an_unexpected_error_of_one_image_does_not_stop_the_others(models, photos, tmp_path, capsys, monkeypatch):
+    """Whatever a decoder, the network or a format of the output raises: a night's work must not end with it."""
+    load = depth_command.load_images
+
+    def fail(path, **options):
+        if path.name == "p1.png":
+            raise TypeError("a decoder met what its authors did not think of")
+        return load(path, **options)
+
+    monkeypatch.setattr(depth_command, "load_images", fail)
+    assert depth(models, photos, "-o", tmp_path / "out") == 1
+    printed = capsys.readouterr()
+    assert "p1.png: TypeError: a decoder met" in printed.err
+    assert {path.stem for path in (tmp_path / "out").glob("*.npz")} == {"p0", "p2"}
+
+
+def test_pictures_above_the_limit_are_refused_with_their_size(models, photos, tmp_path, capsys):
+    save_picture(photos / "large.png", height=40, width=50)
+    assert depth(models, photos, "-o", tmp_path / "out", "--max_pixels", 500) == 1
+    assert "large.png has 50 x 40 = 2,000 pixels, more than the 500 allowed" in capsys.readouterr().err
+    assert depth(models, photos, "-o", tmp_path / "out", "--max_pixels", 0) == 0
+
+
+def test_a_name_that_no_encoding_can_say_does_not_stop_the_batch(models, photos, tmp_path):
+    (photos / "p0.png").rename(photos / os.fsdecode(b"p\xff.png"))
+    words = ["depth", photos, "-o", tmp_path / "out", "--model", models / "gaussian", "--device", "cpu"]
+    command = [sys.executable, "-m", "marigold_uq.cli", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"})
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"p\\udcff.png: 16 x 12" in done.stdout
+    assert len(list((tmp_path / "out").iterdir())) == 3 * len(DEFAULT_ENDINGS)
+
+
 def test_finished_images_are_skipped_unfinished_ones_made_and_overwrite_makes_all_again(
     models, photos, tmp_path, capsys
 ):

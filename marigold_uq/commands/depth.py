@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import time
+import traceback
 import zlib
 from collections import Counter
 from collections.abc import Sequence
@@ -16,12 +18,12 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from marigold_uq.commands.runner import Invocation
+from marigold_uq.commands.runner import SHOW_TRACEBACK, Invocation
 from marigold_uq.depth.export import FORMATS, DepthRecord, export, output_paths
 from marigold_uq.depth.model import Dtype, load_pipeline, process_state
 from marigold_uq.files import make_folder
 from marigold_uq.pipelines.depth.call import DepthCall, quickest_mode
-from marigold_uq.pipelines.depth.images import list_images, load_images, to_uint8
+from marigold_uq.pipelines.depth.images import MAX_PIXELS, list_images, load_images, to_uint8
 
 if TYPE_CHECKING:
     from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
@@ -60,6 +62,7 @@ class DepthOptions:
         recursive: Look into folders inside folders.
         video: Treat a folder as the frames of a video: latents are carried on, so that depth does not flicker.
         overwrite: Recompute existing outputs; without it, finished images are skipped.
+        max_pixels: Larger pictures are refused with their size; 0 takes all of them.
     """
 
     images: list[Path] = field(default_factory=list)
@@ -81,6 +84,7 @@ class DepthOptions:
     recursive: bool = False
     video: bool = False
     overwrite: bool = False
+    max_pixels: int = MAX_PIXELS
 
 
 def run_depth(options: DepthOptions, invocation: Invocation | None = None) -> int:
@@ -219,17 +223,26 @@ def run_images(files: Sequence[Path], plan: Plan, pipeline: MarigoldUQDepthPipel
         started = time.perf_counter()
         try:
             record = predict_file(path, plan, pipeline)
-        except (OSError, ValueError, RuntimeError, MemoryError) as error:  # unreadable, or too large for the memory
-            failures.append((path, str(error)))
+        except Exception as error:  # whatever one image does, the others are made
+            failures.append((path, reason(error)))
             continue
         try:
             # `overwrite`: an image is made anew as a whole, also where a stopped run left some of its files. A full
             # disk concerns all images: that OSError ends the run.
             export(record, plan.options.output, stem, plan.formats, overwrite=True)
-        except ValueError as error:
-            failures.append((path, str(error)))
+        except OSError:
+            raise
+        except Exception as error:
+            failures.append((path, reason(error)))
             continue
         tqdm.write(summary_line(path, record, len(targets), time.perf_counter() - started))
+
+
+def reason(error: Exception) -> str:
+    """Why a file failed; an error that nobody foresaw tells its kind too."""
+    if os.environ.get(SHOW_TRACEBACK):
+        traceback.print_exception(error)
+    return str(error) if isinstance(error, OSError | ValueError | RuntimeError) else f"{type(error).__name__}: {error}"
 
 
 def share_of_process(items: list[Any]) -> list[Any]:
@@ -254,7 +267,7 @@ def unique_stems(files: Sequence[Path]) -> list[str]:
 
 def predict_file(path: Path, plan: Plan, pipeline: MarigoldUQDepthPipeline) -> DepthRecord:
     """Read one image and predict it."""
-    (picture,) = load_images(path)
+    (picture,) = load_images(path, max_pixels=plan.options.max_pixels or None)
     return make_record(picture, predict(picture, plan, pipeline), plan, pipeline)
 
 

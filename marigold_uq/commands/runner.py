@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
+from io import TextIOWrapper
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -19,10 +20,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_or
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
-__all__ = ["INTERRUPTED", "Command", "Invocation", "make_parser", "parse_options", "run_command"]
+__all__ = ["INTERRUPTED", "SHOW_TRACEBACK", "Command", "Invocation", "make_parser", "parse_options", "run_command"]
 
 Options = TypeVar("Options")
 INTERRUPTED = 130
+SHOW_TRACEBACK = "MARIGOLD_UQ_TRACEBACK"
+"""Set in the environment, errors show where they come from."""
 _BOOLEANS = {"true", "false", "yes", "no"}
 _SHORT = {"output": ["-o"]}
 _IMPORT_HELP = (
@@ -97,13 +100,16 @@ def run_command(
 
 
 def _guarded(program: str, run: Callable[[], int]) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files may hold what no encoding can say
     try:
         return run()
     except KeyboardInterrupt:
         print("interrupted; run the same command again to resume", file=sys.stderr)
         return INTERRUPTED
     except (OSError, ValueError) as error:
-        if os.environ.get("MARIGOLD_UQ_TRACEBACK"):
+        if os.environ.get(SHOW_TRACEBACK):
             raise
         print(f"{program}: {error}", file=sys.stderr)
         return 2

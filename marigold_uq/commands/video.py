@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from marigold_uq.commands.depth import Failure, Plan, make_record, predict, share_of_process, unique_stems
+from marigold_uq.commands.depth import Failure, Plan, make_record, predict, reason, share_of_process, unique_stems
 from marigold_uq.depth.colors import color_depth, color_uncertainty, saturation
 from marigold_uq.depth.export import DepthRecord, export
 from marigold_uq.depth.video import Frames, carry_latents, read_frames, write_video
@@ -32,8 +32,8 @@ def run_videos(paths: list[Path], plan: Plan, pipeline: MarigoldUQDepthPipeline,
     for path, stem in share_of_process(list(zip(paths, unique_stems(named), strict=True))):
         try:
             print(process_video(path, stem, plan, pipeline))
-        except (OSError, ValueError, RuntimeError, MemoryError) as error:
-            failures.append((path, str(error)))
+        except Exception as error:
+            failures.append((path, reason(error)))
 
 
 def process_video(path: Path, stem: str, plan: Plan, pipeline: MarigoldUQDepthPipeline) -> str:

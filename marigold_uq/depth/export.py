@@ -265,7 +265,8 @@ def _write_uncertainty(job: _Job) -> None:
 
 def _write_sheet(job: _Job) -> None:
     record, options = job.record, job.options
-    look: dict[str, Any] = {"title": job.path.stem.removesuffix("_sheet"), "units": record.units}
+    title = job.path.stem.removesuffix("_sheet").encode("utf-8", "backslashreplace").decode()  # fonts take text alone
+    look: dict[str, Any] = {"title": title, "units": record.units}
     look |= {"value_range": options.depth_range, "vmax": options.uncertainty_max, "inverse": record.is_disparity}
     picture = sheet(record.image, record.depth, record.uncertainty, record.epistemic, **look)
     save_image(job.path, picture, overwrite=job.overwrite)

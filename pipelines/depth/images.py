@@ -7,16 +7,20 @@ orientation, 16-bit files, extreme aspect ratios, and errors that say what to do
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 import torch
 from diffusers.pipelines.marigold.marigold_image_processing import MarigoldImageProcessor
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
+
+logger = logging.getLogger(__name__)
 
 ImageInput: TypeAlias = str | Path | Image.Image | np.ndarray | torch.Tensor | Iterable[Any]
 
@@ -25,44 +29,64 @@ IMAGE_SUFFIXES = (
 )  # fmt: skip
 RESAMPLE_METHODS = ("nearest", "nearest-exact", "bilinear", "bicubic", "area")
 CHANNELS = (1, 3, 4)  # grey, RGB, RGBA
+MAX_PIXELS = 2**26
+"""What a picture may have by default, 67 million: a file of two kilobytes can claim more than fits into memory."""
+_FORMATS = ("AVIF", "BMP", "DIB", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
+"""Of Pillow's formats those of :data:`IMAGE_SUFFIXES`; others hand a file to programs (EPS), or are no photographs."""
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""EXIF orientation -> what makes the picture upright."""
 
 
 class ImageError(ValueError):
     """An image that cannot be used: unreadable file, wrong shape, wrong values. The message says which and why."""
 
 
-def load_images(image: ImageInput, *, background: float = 1.0) -> list[torch.Tensor]:
+def load_images(
+    image: ImageInput, *, background: float = 1.0, max_pixels: int | None = MAX_PIXELS
+) -> list[torch.Tensor]:
     """Every image in `image`, as a list of (3, H, W) float32 tensors in [0, 1]; sizes may differ.
 
     Args:
         image: one of the following, or a list (or any iterable) of them.
 
-            - path: a file; :func:`list_images` expands folders;
-            - PIL: any mode. EXIF orientation is applied. 16-bit grey is divided by 65535, as is mode "I", which is what
-              Pillow makes of some 16-bit files; mode "F" must already be in [0, 1];
+            - path: a file in one of the formats of :data:`IMAGE_SUFFIXES`; :func:`list_images` expands folders;
+            - PIL: any mode. EXIF orientation is applied where it can be read. 16-bit grey is divided by 65535, as is
+              mode "I", which is what Pillow makes of some 16-bit files; mode "F" must already be in [0, 1];
             - numpy: (H, W), (H, W, C) or (N, H, W, C) with C in 1, 3, 4;
             - torch: (H, W), (C, H, W) or (N, C, H, W) with C in 1, 3, 4; it stays on its device.
 
             Floats must lie in [0, 1]; unsigned integers are divided by the largest value of their type.
         background: grey level in [0, 1] that shows through transparent pixels; white as in most viewers.
+        max_pixels: larger files and PIL images are refused before they are decoded; None takes all of them.
 
     Raises:
-        ImageError: unreadable, empty or truncated file; NaN; values out of range; wrong shape or dtype.
+        ImageError: too large; unreadable, empty or truncated file; NaN; values out of range; wrong shape or dtype.
         FileNotFoundError, IsADirectoryError: the path is not a file.
         TypeError: not an image at all.
     """
     if not 0.0 <= background <= 1.0:
         raise ValueError(f"background is a grey level in [0, 1], but got {background}")
-    images = list(_load_any(image, "image", background))
+    if max_pixels is not None and max_pixels < 1:
+        raise ValueError(f"max_pixels must be at least 1, or None for any size; got {max_pixels}")
+    images = list(_load_any(image, "image", background, max_pixels))
     if not images:
         raise ImageError("no image given: the list (or batch) is empty")
     return images
 
 
-def _load_any(image: Any, name: str, background: float) -> Iterator[torch.Tensor]:
+def _load_any(image: Any, name: str, background: float, max_pixels: int | None) -> Iterator[torch.Tensor]:
     if isinstance(image, str | Path):
-        yield from _from_array(_read_file(image), str(image), background)
+        yield from _from_array(_read_file(image, max_pixels), str(image), background)
     elif isinstance(image, Image.Image):
+        check_size(image, name, max_pixels)
         with _decoding(name):  # an opened file is decoded only now
             array = _pil_to_array(image, name)
         yield from _from_array(array, name, background)
@@ -72,7 +96,7 @@ def _load_any(image: Any, name: str, background: float) -> Iterator[torch.Tensor
         yield from _from_tensor(image, name, background)
     elif isinstance(image, Iterable) and not isinstance(image, bytes | dict):
         for index, item in enumerate(image):
-            yield from _load_any(item, f"{name}[{index}]", background)
+            yield from _load_any(item, f"{name}[{index}]", background, max_pixels)
     else:
         raise TypeError(
             f"{name} is a {type(image).__name__}; give a path, a PIL image, a numpy array (H, W, C), "
@@ -83,7 +107,7 @@ def _load_any(image: Any, name: str, background: float) -> Iterator[torch.Tensor
 # ------------------------------------------------------------------------------------------------------------- files
 
 
-def _read_file(source: str | Path) -> np.ndarray:
+def _read_file(source: str | Path, max_pixels: int | None) -> np.ndarray:
     """Decode one image file; every way in which a file can be broken becomes an ImageError that names it."""
     if str(source).startswith(("http://", "https://")):
         raise ImageError(f"{source} is a web address; download it first: diffusers.utils.load_image(url)")
@@ -94,8 +118,32 @@ def _read_file(source: str | Path) -> np.ndarray:
         raise FileNotFoundError(f"no such image file: {path}")
     if path.stat().st_size == 0:
         raise ImageError(f"{path} is empty (0 bytes)")
-    with _decoding(str(path)), Image.open(path) as image:
+    with _decoding(str(path)), open_picture(path, str(path), max_pixels) as image:
         return _pil_to_array(image, str(path))
+
+
+def open_picture(source: Path | IO[bytes], name: str, max_pixels: int | None = MAX_PIXELS) -> Image.Image:
+    """A picture whose header is read: of a known format, and not larger than allowed."""
+    picture = Image.open(source, formats=_readable_formats())
+    check_size(picture, name, max_pixels)
+    return picture
+
+
+@cache
+def _readable_formats() -> list[str]:
+    """Those that this build of Pillow has."""
+    Image.init()
+    return [name for name in _FORMATS if name in Image.OPEN]
+
+
+def check_size(picture: Image.Image, name: str, max_pixels: int | None = MAX_PIXELS) -> None:
+    """Refuse a picture of more than `max_pixels` by the size in its header."""
+    width, height = picture.size
+    if max_pixels is not None and width * height > max_pixels:
+        raise ImageError(
+            f"{name} has {width} x {height} = {width * height:,} pixels, more than the {max_pixels:,} allowed; make it "
+            "smaller, or raise max_pixels"
+        )
 
 
 @contextmanager
@@ -111,15 +159,17 @@ def _decoding(name: str) -> Iterator[None]:
         raise ImageError(f"{name} is larger than Pillow allows (PIL.Image.MAX_IMAGE_PIXELS): {error}") from error
     except PermissionError as error:
         raise PermissionError(f"no permission to read {name}") from error
-    except (OSError, SyntaxError, ValueError) as error:  # what Pillow's decoders raise for damaged data
-        raise ImageError(f"{name} is damaged or truncated: {error}") from error
+    except MemoryError:
+        raise
+    except Exception as error:  # damaged data takes Pillow's decoders anywhere: struct.error, KeyError, TypeError, ...
+        raise ImageError(f"{name} is damaged or truncated: {error or type(error).__name__}") from error
 
 
 def _pil_to_array(image: Image.Image, name: str) -> np.ndarray:
     """(H, W) or (H, W, 3 or 4) array that keeps the bit depth; upright; palettes and exotic colour spaces resolved."""
     if 0 in image.size:
         raise ImageError(f"{name} has no pixels: width x height is {image.width} x {image.height}")
-    image = ImageOps.exif_transpose(image)
+    image = _upright(image, name)
     if image.mode.startswith("I;16"):
         return np.asarray(image).astype(np.uint16)  # astype also undoes the big-endian variant
     if image.mode == "I":
@@ -131,6 +181,20 @@ def _pil_to_array(image: Image.Image, name: str) -> np.ndarray:
     if image.has_transparency_data:
         return np.asarray(image.convert("RGBA"))
     return np.asarray(image.convert("L" if image.mode in ("1", "L") else "RGB"))
+
+
+def _upright(image: Image.Image, name: str) -> Image.Image:
+    """Turned as its EXIF says; where that is damaged, as it is stored.
+
+    Pillow's `exif_transpose` writes all of the EXIF anew, and damage to any entry stops it.
+    """
+    try:
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception as error:  # its parser meets damage with anything
+        logger.warning("%s: its EXIF cannot be read (%s), the picture is taken as it is stored", name, error)
+        return image
+    turn = _TURNS.get(orientation) if isinstance(orientation, int) else None
+    return image if turn is None else image.transpose(turn)
 
 
 def _int32_to_uint16(array: np.ndarray, name: str) -> np.ndarray:

@@ -1,13 +1,15 @@
 """Images in every form a user may bring; oracle: diffusers' MarigoldImageProcessor."""
 
 import io
+import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from diffusers.pipelines.marigold.marigold_image_processing import MarigoldImageProcessor
-from PIL import Image
+from PIL import Image, ImageOps
 
 from marigold_uq.pipelines.depth.images import (
     RESAMPLE_METHODS,
@@ -213,6 +215,74 @@ def test_damaged_files_raise_nothing_but_image_errors(suffix, pixels, tmp_path):
         except ImageError:
             refused += 1
     assert refused > 0
+
+
+def with_exif(pixels: np.ndarray, exif: bytes, path: Path) -> Path:
+    Image.fromarray(pixels).save(path, "JPEG", exif=exif, quality=100, subsampling=0)
+    return path
+
+
+def exif_of_text_resolution(orientation: int) -> bytes:
+    """EXIF of two entries, by hand: Orientation, and an XResolution that claims to be a text."""
+    header = b"Exif\0\0II*\0" + struct.pack("<I", 8)
+    entries = struct.pack("<HHIHH", 0x0112, 3, 1, orientation, 0) + struct.pack("<HHI4s", 0x011A, 2, 4, b"abc\0")
+    return header + struct.pack("<H", 2) + entries + struct.pack("<I", 0)
+
+
+def test_damage_elsewhere_in_the_exif_does_not_hide_the_orientation(pixels, tmp_path):
+    upright = load_one(with_exif(pixels, b"", tmp_path / "plain.jpg"))
+    path = with_exif(pixels, exif_of_text_resolution(6), tmp_path / "damaged.jpg")
+    with pytest.raises(TypeError), Image.open(path) as image:
+        ImageOps.exif_transpose(image)
+    torch.testing.assert_close(load_one(path), torch.rot90(upright, -1, (1, 2)))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's, about corrupt EXIF
+def test_exif_bytes_may_be_anything(pixels, tmp_path):
+    rng, sizes = np.random.default_rng(4), set()
+    for number in range(200):
+        exif = bytearray(exif_of_text_resolution(1 + number % 8))
+        for place in rng.integers(6, len(exif), 1 + number % 4):
+            exif[place] = rng.integers(0, 256)
+        sizes.add(tuple(load_one(with_exif(pixels, bytes(exif), tmp_path / "photo.jpg")).shape))
+    assert sizes == {(3, 37, 53), (3, 53, 37)}
+
+
+def claimed_size(width: int, height: int) -> bytes:
+    """A GIF of a few bytes whose header says how large it is."""
+    buffer = io.BytesIO()
+    Image.new("L", (1, 1)).save(buffer, "GIF")
+    content = bytearray(buffer.getvalue())
+    content[6:10] = struct.pack("<HH", width, height)
+    return bytes(content)
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_a_picture_above_the_limit_is_refused_by_its_header(tmp_path, pixels):
+    path = tmp_path / "bomb.gif"
+    path.write_bytes(claimed_size(13_000, 13_000))
+    tracemalloc.start()
+    with pytest.raises(ImageError, match=r"bomb\.gif has 13000 x 13000 = 169,000,000 pixels, more than the 67,108,864"):
+        load_images(path)
+    with pytest.raises(ImageError, match="13000 x 13000"):
+        load_images(Image.open(path))
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
+    Image.fromarray(pixels).save(tmp_path / "photo.png")
+    assert load_one(tmp_path / "photo.png", max_pixels=37 * 53).shape == (3, 37, 53)
+    with pytest.raises(ImageError, match=f"{37 * 53:,} pixels, more than the {37 * 53 - 1:,} allowed"):
+        load_images(tmp_path / "photo.png", max_pixels=37 * 53 - 1)
+    with pytest.raises(ValueError, match="max_pixels must be at least 1"):
+        load_images(tmp_path / "photo.png", max_pixels=0)
+
+
+def test_a_file_that_other_programs_would_open_is_no_image(tmp_path):
+    """Pillow hands PostScript to Ghostscript, whatever the file is called."""
+    path = tmp_path / "photo.jpg"
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n")
+    assert Image.open(path).format == "EPS"
+    with pytest.raises(ImageError, match="not an image"):
+        load_images(path)
 
 
 def test_paths_that_are_no_files(tmp_path):
