@@ -10,7 +10,7 @@ import torch
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 
 from marigold_uq.commands.runner import Invocation
-from marigold_uq.depth.conditioned_task import ConditionedObjective, ConditionedTask
+from marigold_uq.depth.conditioned_task import ConditionedObjective, ConditionedTask, Learning
 from marigold_uq.depth.config import ValidationConfig
 from marigold_uq.depth.data import AugmentedDataset, DepthTransform, RenderedScenes
 from marigold_uq.depth.data.shards import Shards
@@ -65,6 +65,7 @@ class ConditionedTrainConfig:
         start: Where the weights come from.
         features: Folder of cached features; the backbone then stays as it is.
         scenes: Folder of rendered scenes, in place of `features`: the backbone learns too.
+        later_stages: With `features`: the backbone's stages after the first level that is kept learn too.
         transform: Crops, flips and colour changes of the scenes.
         objective: What is minimised.
         validation: Held-out pictures.
@@ -74,6 +75,7 @@ class ConditionedTrainConfig:
     start: ConditionedStart
     features: Path | None = None
     scenes: Path | None = None
+    later_stages: bool = False
     transform: DepthTransform = field(default_factory=DepthTransform)
     objective: ConditionedObjective = field(default_factory=ConditionedObjective)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
@@ -82,6 +84,15 @@ class ConditionedTrainConfig:
     def __post_init__(self) -> None:
         if (self.features is None) == (self.scenes is None):
             raise ValueError("training data are either features or scenes: give one of the two folders")
+        if self.later_stages and self.features is None:
+            raise ValueError("later_stages learn from kept features; on scenes all stages learn: drop one of the two")
+
+    @property
+    def backbone(self) -> Learning:
+        """Which part of it learns."""
+        if self.scenes is not None:
+            return "all"
+        return "later" if self.later_stages else "none"
 
 
 def run_conditioned_training(config: ConditionedTrainConfig, invocation: Invocation) -> int:
@@ -96,7 +107,7 @@ def train_conditioned(config: ConditionedTrainConfig, config_text: str = "") -> 
         start_conditioned(config.start, seed=config.training.seed),
         training_samples(config),
         config.objective,
-        train_backbone=config.scenes is not None,
+        backbone=config.backbone,
         validation=make_validation(config.validation, accelerator),
         device=accelerator.device,
     )

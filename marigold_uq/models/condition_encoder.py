@@ -86,6 +86,16 @@ class ConditionEncoder(ModelMixin, ConfigMixin):
         features = self.network(pixels)
         return [features[level] for level in self.config.levels]
 
+    def features_after(self, first: Tensor) -> list[Tensor]:
+        """What `features` gave, from its first level on: the later stages see what was kept, and can learn so."""
+        levels = list(self.config.levels)
+        if not hasattr(self.network, "after") or levels != list(range(levels[0], len(self.network.channels))):
+            raise ValueError(
+                f"later stages are run from the first kept level on: a backbone with `after` and all levels from that "
+                f"one on are needed; got {self.config.backbone!r} and levels {levels}"
+            )
+        return list(self.network.after(levels[0], first))
+
     def thumbnail(self, pixels: Tensor) -> Tensor:
         """The picture as the guide sees it, `pixels` values along the edge of a part."""
         factor = self.config.cell // (self.config.parts * self.config.pixels)

@@ -7,8 +7,9 @@ into the convolutions before them, so nothing behaves differently in training, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -198,9 +199,24 @@ class TinyViT(nn.Module):
     def forward(self, pixels: Tensor) -> list[Tensor]:
         """Features of pictures (B, 3, H, W) in [-1, 1]: (B, C_k, H / s_k, W / s_k), rounded up."""
         mean, std = (pixels.new_tensor(values).view(1, 3, 1, 1) for values in (self.mean, self.std))
-        x = self.patch_embed(((pixels + 1) / 2 - mean) / std)
+        return self._features(self.patch_embed(((pixels + 1) / 2 - mean) / std), self.stages)
+
+    def after(self, stage: int, features: Tensor) -> list[Tensor]:
+        """The features of all stages that follow from those of an early stage, theirs the first."""
+        downsample: Any = self.stages[stage].downsample
+        if downsample is None:
+            raise ValueError(f"nothing follows the last stage; got stage {stage} of {len(self.stages)}")
+        return [features, *self._features(downsample(features), self.stages[stage + 1 :])]
+
+    def learn_after(self, stage: int) -> None:
+        """Gradients for the weights of `after` alone."""
+        self.requires_grad_(False)
+        for learning in (self.stages[stage].downsample, self.stages[stage + 1 :], self.neck):
+            learning.requires_grad_(True)
+
+    def _features(self, x: Tensor, stages: Iterable[nn.Module]) -> list[Tensor]:
         features = []
-        for stage in self.stages:
+        for stage in stages:
             own, x = stage(x)
             features.append(own)
         return [*features[:-1], self.neck(features[-1])]

@@ -17,11 +17,12 @@ from marigold_uq.depth.conditioned_run import (
     start_conditioned,
     train_conditioned,
 )
-from marigold_uq.depth.conditioned_task import ConditionedObjective, ConditionedTask
+from marigold_uq.depth.conditioned_task import MAX_SLOPE, ConditionedObjective, ConditionedTask, fitted_target
 from marigold_uq.depth.data.shards import Shards
 from marigold_uq.depth.evaluation.options import DataOptions
 from marigold_uq.depth.scenes import ProceduralScenes
 from marigold_uq.depth.task import DepthTask
+from marigold_uq.models.depth_cells import DepthCells
 from marigold_uq.training.config import OptimizerConfig, TrainingConfig
 from marigold_uq.training.objective import ObjectiveConfig
 from scripts.studies.embedded import cache_features, train
@@ -185,6 +186,35 @@ def test_the_backbone_learns_on_pictures(made: Path, tmp_path: Path) -> None:
     assert all(not after[name].equal(value) for name, value in before.items() if name.endswith("fc1.weight"))
 
 
+def test_later_stages_learn_on_kept_features(made: Path, tmp_path: Path) -> None:
+    """As the whole backbone would before its first step; then the weights before the kept level stay, others move."""
+    train_conditioned(config(made, tmp_path / "first", start(made)))
+    begun = ConditionedStart(pipeline=tmp_path / "first" / "model")
+    batch = [Shards(made / "features")[0]]
+    losses = []
+    for backbone in ("none", "later"):
+        pipeline = start_conditioned(begun)
+        task = ConditionedTask(pipeline, Shards(made / "features"), ConditionedObjective(), backbone=backbone)
+        losses.append(task.losses(task.network, task.collate(batch), [torch.Generator().manual_seed(0)]))
+    torch.testing.assert_close(*losses, rtol=5e-3, atol=0)  # kept features are rounded
+
+    loop = config(made, tmp_path / "second", begun).training
+    further = ConditionedTrainConfig(begun, made / "features", later_stages=True, training=loop)
+    assert train_conditioned(further).finished
+    before, after = (
+        MarigoldUQDepthPipeline.from_pretrained(tmp_path / run / "model").image_encoder.state_dict()
+        for run in ("first", "second")
+    )
+    for name, value in before.items():
+        early = name.startswith(("network.patch_embed.", "network.stages.0.", "network.stages.1.blocks."))
+        assert after[name].equal(value) == early, name
+
+
+def test_later_stages_need_kept_features(made: Path) -> None:
+    with pytest.raises(ValueError, match="later_stages learn from kept features"):
+        ConditionedTrainConfig(start(made), scenes=made / "train", later_stages=True)
+
+
 def test_pictures_and_their_kept_features_give_the_same_loss(made: Path) -> None:
     pipeline = conditioned_pipeline("gaussian")
     sample = ProceduralScenes(1, height=64, width=96)[0]
@@ -216,3 +246,31 @@ def test_a_head_that_is_there_must_be_the_one_asked_for(made: Path, tmp_path: Pa
     conditioned_pipeline("gaussian").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="has the head"):
         start_conditioned(ConditionedStart(pipeline=tmp_path, noise_family="mixture", num_components=2))
+
+
+def test_a_fitted_target_differs_from_the_prediction_by_what_alignment_leaves() -> None:
+    """Truth = slope * predicted depth + shift + error: after the fit the error alone remains, in predicted units."""
+    cells = DepthCells(cell=4, upsampling=2)
+    generator = torch.Generator().manual_seed(0)
+    depth = torch.rand(2, 4, 6, 8, generator=generator) - 0.5
+    known = torch.rand(depth.shape, generator=generator) < 0.9
+    error = 0.1 * torch.randn(depth.shape, generator=generator)
+    weight = known.double()
+    columns = torch.stack([torch.ones_like(depth), depth], -1).double()
+    for sample in range(2):  # the part of the error that a line explains belongs to the fit
+        rows = weight[sample].sqrt().flatten()
+        basis = columns[sample].flatten(0, 2) * rows[:, None]
+        line = torch.linalg.lstsq(basis, (error[sample].flatten() * rows)[:, None]).solution
+        error[sample] -= (columns[sample] @ line)[..., 0].float()
+    truth = 0.8 * depth + 0.1 + error
+    target = fitted_target(cells, cells.to_latent(depth), cells.to_latent(truth), known)
+    expected = (depth + error / 0.8)[known]
+    torch.testing.assert_close(cells.to_depth(target)[known], expected, atol=1e-4, rtol=0)
+
+
+def test_a_fit_does_not_excuse_a_map_without_relief() -> None:
+    cells = DepthCells(cell=4, upsampling=2)
+    truth = torch.linspace(-0.9, 0.9, 4 * 6 * 8).view(1, 4, 6, 8)
+    flat = cells.to_latent(0.01 * truth)
+    target = fitted_target(cells, flat, cells.to_latent(truth), torch.ones_like(truth, dtype=torch.bool))
+    torch.testing.assert_close(cells.to_depth(target).std(), truth.std() / MAX_SLOPE, rtol=0.05, atol=0)

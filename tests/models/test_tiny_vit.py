@@ -34,6 +34,25 @@ def test_features_have_the_promised_strides_for_any_size(size: tuple[int, int]) 
         assert own.isfinite().all()
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_later_stages_go_on_from_kept_features_and_they_alone_learn(stage: int) -> None:
+    network = small()
+    pixels = torch.rand(1, 3, 48, 80) * 2 - 1
+    whole = network(pixels)
+    network.learn_after(stage)
+    again = network.after(stage, whole[stage].detach())
+    torch.testing.assert_close(again, whole[stage:])
+    again[-1].square().mean().backward()
+    learning = {name for name, own in network.named_parameters() if own.grad is not None}
+    first = [f"stages.{stage}.downsample.", *(f"stages.{later}." for later in range(stage + 1, 4)), "neck."]
+    assert learning == {name for name, _ in network.named_parameters() if name.startswith(tuple(first))}
+
+
+def test_nothing_follows_the_last_stage() -> None:
+    with pytest.raises(ValueError, match="got stage 3 of 4"):
+        small().after(3, torch.zeros(1, 16, 3, 3))
+
+
 def test_the_full_size_has_the_published_number_of_weights() -> None:
     """6.07 M in the MobileSAM paper with the classifier's norm and head and with batch norms; without them 5,738,964.
 

@@ -11,7 +11,10 @@ import math
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +120,7 @@ class CacheOptions:
         output: Folder for the shards of features.
         variants: How often every scene is augmented.
         shard_size: Scenes per shard.
+        processes: Shards are shared out over so many, of one thread each.
     """
 
     encoder: Path
@@ -124,22 +128,68 @@ class CacheOptions:
     output: Path
     variants: int = 1
     shard_size: int = 100
+    processes: int = 1
+
+    def __post_init__(self) -> None:
+        if min(self.variants, self.shard_size, self.processes) < 1:
+            raise ValueError(
+                "variants, shard_size and processes must be at least 1; got "
+                f"{self.variants}, {self.shard_size} and {self.processes}"
+            )
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One shard of features to make."""
+
+    encoder: Path
+    scenes: Path
+    indices: range
+    folder: Path
+    variant: int
+    shape: tuple[int, int]
+
+
+@cache
+def _opened(encoder: Path, scenes: Path) -> tuple[ConditionEncoder, RenderedScenes]:
+    """Once per process."""
+    network = ConditionEncoder.from_pretrained(encoder).eval().to(memory_format=torch.channels_last)
+    return network, RenderedScenes(scenes)
+
+
+def _prepare_process() -> None:
+    torch.set_num_threads(1)
+
+
+def _run(job: _Job) -> None:
+    network, scenes = _opened(job.encoder, job.scenes)
+    cache_shard(network, scenes, job.indices, job.folder, job.variant, job.shape)
+
+
+def missing_shards(options: CacheOptions) -> list[_Job]:
+    """All shards of features that are not there yet, first of the first variant."""
+    length = len(RenderedScenes(options.scenes))
+    jobs = []
+    for variant in range(options.variants):
+        for number, first in enumerate(range(0, length, options.shard_size)):
+            folder = options.output / f"{variant:02d}-{first:07d}"
+            indices = range(first, min(length, first + options.shard_size))
+            shape = SHAPES[(number + variant) % len(SHAPES)]
+            jobs.append(_Job(options.encoder, options.scenes, indices, folder, variant, shape))
+    return [job for job in jobs if not job.folder.exists()]
 
 
 def cache_features(options: CacheOptions, invocation: Invocation) -> int:
     """Keep what is missing."""
-    encoder = ConditionEncoder.from_pretrained(options.encoder).eval().to(memory_format=torch.channels_last)
-    scenes = RenderedScenes(options.scenes)
     make_folder(options.output)
-    jobs = []
-    for variant in range(options.variants):
-        for number, first in enumerate(range(0, len(scenes), options.shard_size)):
-            folder = options.output / f"{variant:02d}-{first:07d}"
-            indices = range(first, min(len(scenes), first + options.shard_size))
-            if not folder.exists():
-                jobs.append((indices, folder, variant, SHAPES[(number + variant) % len(SHAPES)]))
-    for job in tqdm(jobs, unit="shard"):
-        cache_shard(encoder, scenes, *job)
+    jobs = missing_shards(options)
+    if options.processes == 1:
+        for job in tqdm(jobs, unit="shard"):
+            _run(job)
+        return 0
+    with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn"), initializer=_prepare_process) as pool:
+        for done in tqdm(as_completed([pool.submit(_run, job) for job in jobs]), total=len(jobs), unit="shard"):
+            done.result()
     return 0
 
 

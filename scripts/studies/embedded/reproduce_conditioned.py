@@ -29,7 +29,7 @@ class ConditionedOptions:
 
     Args:
         configs: Folder of the configs.
-        processes: For rendering.
+        processes: For rendering and for keeping features.
         dry_run: Only print the commands.
     """
 
@@ -54,12 +54,12 @@ def stages(options: ConditionedOptions) -> Iterator[Stage]:
         words = [*settings, "--shard_size", "100", "--processes", str(options.processes)]
         yield Stage(["scripts/render_scenes.py", "--output", f"{RUNS}/scenes/{name}", *words])
     given = ["--encoder", str(encoder), "--scenes", f"{RUNS}/scenes/train", "--output", f"{RUNS}/features/train"]
-    yield Stage(study("cache_features", *given, "--variants", "2"))
+    yield Stage(study("cache_features", *given, "--variants", "2", "--processes", str(options.processes)))
     yield Stage(train("conditioned"))
     yield Stage(train("conditioned", "conditioned_more"))
-    yield Stage(train("conditioned", "conditioned_more", "conditioned_finetune"))
+    yield Stage(train("conditioned", "conditioned_more", "conditioned_later"))
     held_out = ["--data.name", "scenes", "--data.root", f"{RUNS}/scenes/calibration", "--shuffle", "false"]
-    model = ["--model", f"{RUNS}/finetune/model", "--batch_size", "10"]
+    model = ["--model", f"{RUNS}/later/model", "--batch_size", "10"]
     yield Stage(["eval/calibrate_depth.py", *model, *held_out, "--output", str(calibrated)], calibrated)
     yield Stage(study("assemble", "--model", str(calibrated), "--output", str(assets)), assets)
 

@@ -85,13 +85,14 @@ def test_the_script_scores_scenes_and_writes_what_it_did(tmp_path: Path) -> None
 def test_each_training_stage_starts_from_what_the_one_before_leaves() -> None:
     options = ConditionedOptions(ROOT / "configs" / "depth" / "embedded")
     words = [stage.words[2:] for stage in stages(options) if stage.words[1].endswith("embedded.train")]
-    kept, more, finetune = (parse_options(ConditionedTrainConfig, *own) for own in words)
+    kept, more, later = (parse_options(ConditionedTrainConfig, *own) for own in words)
     assert (str(kept.start.encoder), kept.start.pipeline) == ("runs/conditioned/encoder", None)
     assert (more.start.pipeline, more.start.encoder) == (kept.training.output / "model", None)
-    assert (finetune.start.pipeline, finetune.start.encoder) == (more.training.output / "model", None)
+    assert (later.start.pipeline, later.start.encoder) == (more.training.output / "model", None)
     assert kept.features == more.features
-    assert (finetune.features, str(finetune.scenes)) == (None, "runs/conditioned/scenes/train")
-    rates = [one.training.optimizer.learning_rate for one in (kept, more, finetune)]
+    assert later.features == kept.features
+    assert later.backbone == "later"
+    rates = [one.training.optimizer.learning_rate for one in (kept, more, later)]
     assert rates == sorted(rates, reverse=True)
 
 
