@@ -6,7 +6,8 @@ from setuptools import find_packages, setup
 
 EXR, HDF5, LORA, SCENES, TRACKING = ["OpenEXR>=3.3"], ["h5py"], ["peft"], ["scikit-image"], ["tensorboard"]
 ONNX = ["onnx>=1.16", "onnxruntime>=1.18"]
-WEATHER, SKPRO = ["xarray", "zarr>=3", "netCDF4", "fsspec"], ["skpro>=2.9"]
+# numcodecs from 0.16.6 on refuses its pickle codec
+WEATHER, SKPRO = ["xarray", "zarr>=3", "numcodecs>=0.16.6", "netCDF4", "h5py", "fsspec"], ["skpro>=2.9"]
 TEST = [
     "pytest>=8",
     "pytest-xdist>=3.6",

@@ -13,7 +13,7 @@ FLOORS = (
         "novelty", "precision", "randomness", "sampling", "schedulers", "scores", "uncertainty",
     },
     {"models"},
-    {"commands.runner", "files", "hub", "loading", "model_card", "plotting", "results", "training"},
+    {"array_files", "commands.runner", "files", "hub", "loading", "model_card", "plotting", "results", "training"},
     {"pipelines"},
     {"depth", "field", "tabular"},
     {"cli", "commands"},

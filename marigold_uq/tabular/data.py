@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from marigold_uq.array_files import MAX_BYTES, npz_names, read_npz
 from marigold_uq.tabular.uci import UCIDataset
 
 Array = NDArray[np.float64]
@@ -28,6 +29,7 @@ class TableSource:
         weight: Column of a CSV (array of an npz) with the weights of the rows.
         split: Of a UCI set.
         part: Which rows of that split.
+        max_bytes: An npz whose arrays unpack to more is refused.
     """
 
     path: Path
@@ -36,6 +38,7 @@ class TableSource:
     weight: str | None = None
     split: int = 0
     part: Literal["train", "test"] = "train"
+    max_bytes: int = MAX_BYTES
 
 
 @dataclass(frozen=True)
@@ -70,13 +73,14 @@ def _read_uci(path: Path, source: TableSource) -> LoadedTable:
 
 
 def _read_npz(path: Path, source: TableSource) -> LoadedTable:
-    with np.load(path, allow_pickle=False) as arrays:
-        wanted = ["X", "y", *([source.weight] if source.weight else [])]
-        missing = [name for name in wanted if name not in arrays]
-        if missing:
-            raise TableError(f"{path} has no array {', '.join(missing)}; it has {', '.join(arrays)}")
-        features, targets = arrays["X"], arrays["y"]
-        weights = arrays[source.weight] if source.weight else None
+    wanted = ["X", "y", *([source.weight] if source.weight else [])]
+    held = npz_names(path, str(path))
+    missing = [name for name in wanted if name not in held]
+    if missing:
+        raise TableError(f"{path} has no array {', '.join(missing)}; it has {', '.join(held)}")
+    arrays = read_npz(path, str(path), wanted, max_bytes=source.max_bytes)
+    features, targets = arrays["X"], arrays["y"]
+    weights = arrays[source.weight] if source.weight else None
     names = ["y"] if targets.ndim == 1 else [f"y{number}" for number in range(targets.shape[1])]
     return LoadedTable(features, targets, weights, None, names)
 

@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from tqdm.auto import tqdm
 
+from marigold_uq.array_files import read_npz
 from marigold_uq.calibration import interval_grid_rows
 from marigold_uq.commands.runner import Invocation
 from marigold_uq.pipelines.tabular import TabularRegressionPipeline
@@ -147,8 +147,7 @@ def load_run(folder: Path) -> TabularRegressionPipeline:
     old = folder / "conformal.npz"
     if old.exists():
         size = json.loads((folder / "run.json").read_text(encoding="utf-8"))["n_samples"]
-        with np.load(old) as stored:
-            scores = torch.from_numpy(stored["scores"])
+        scores = torch.from_numpy(read_npz(old, str(old), ["scores"])["scores"])
         record, grid = pipeline.calibration_for(), interval_grid_rows(scores)
         pipeline.calibrate(replace(record, interval=grid, ensemble_size=size, num_calibration=len(scores)))
     return pipeline

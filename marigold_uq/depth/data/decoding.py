@@ -4,8 +4,6 @@ import importlib.util
 import io
 import os
 import tempfile
-import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
@@ -15,7 +13,9 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from marigold_uq.array_files import npz_names, read_npy, read_npz
 from marigold_uq.depth.data.sample import DepthDataError
+from marigold_uq.pipelines.depth.images import MAX_PIXELS, open_picture
 
 Values = NDArray[np.generic]
 Size = tuple[int, int]  # (H, W)
@@ -23,23 +23,14 @@ Size = tuple[int, int]  # (H, W)
 _EXR_MAGIC = b"\x76\x2f\x31\x01"
 _EXR_DEPTH_CHANNELS = ("Z", "Y", "V", "depth")  # in order of preference
 
-# What PIL, numpy and zlib raise for files that are cut short, damaged or something else altogether.
-DECODING_ERRORS = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    zipfile.BadZipFile,
-    zlib.error,
-    Image.DecompressionBombError,
-)
+_MAX_DEPTH_BYTES = 8 * MAX_PIXELS
 
 
 def decode_image(data: bytes, file: str) -> Tensor:
     """An image file to (3, H, W) float32 in [0, 1]; see `image_to_tensor`."""
     try:
         return image_to_tensor(_open_picture(data))
-    except DECODING_ERRORS as error:
+    except Exception as error:  # damage takes decoders anywhere: struct.error, KeyError, NotImplementedError, ...
         raise DepthDataError(f"cannot be decoded as an image ({len(data)} bytes): {error}", file) from error
 
 
@@ -70,7 +61,7 @@ def decode_depth(data: bytes, depth_format: str, file: str, size: Size) -> Value
         values = DEPTH_FORMATS[depth_format](data, file, size)
     except DepthDataError:
         raise
-    except DECODING_ERRORS as error:
+    except Exception as error:
         raise DepthDataError(f"cannot be decoded as {depth_format} ({len(data)} bytes): {error}", file) from error
     return as_map(values, file)
 
@@ -102,7 +93,7 @@ def _picture(data: bytes, file: str, size: Size) -> Values:
 def _open_picture(data: bytes) -> Image.Image:
     """Decode completely, so that damage shows here."""
     try:
-        picture = Image.open(io.BytesIO(data))
+        picture = open_picture(io.BytesIO(data), "the picture")
     except UnidentifiedImageError:  # its own message is the address of the buffer
         raise ValueError("not a picture, or cut off within its header") from None
     picture.load()
@@ -120,16 +111,16 @@ def _raw_float32(data: bytes, file: str, size: Size) -> Values:
 
 
 def _npy(data: bytes, file: str, size: Size) -> Values:
-    return np.load(io.BytesIO(data), allow_pickle=False)
+    return read_npy(data, "the array", max_bytes=_MAX_DEPTH_BYTES)
 
 
 def _npz(data: bytes, file: str, size: Size) -> Values:
     """The array called `depth`, or the only one."""
-    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-        keys = list(archive)
-        if "depth" not in keys and len(keys) != 1:
-            raise DepthDataError(f"needs an array called 'depth' or exactly one array, has {keys}", file)
-        return archive["depth" if "depth" in keys else keys[0]]
+    keys = npz_names(data, "the archive")
+    if "depth" not in keys and len(keys) != 1:
+        raise DepthDataError(f"needs an array called 'depth' or exactly one array, has {keys}", file)
+    key = "depth" if "depth" in keys else keys[0]
+    return read_npz(data, "the archive", [key], max_bytes=_MAX_DEPTH_BYTES)[key]
 
 
 def _exr(data: bytes, file: str, size: Size) -> Values:

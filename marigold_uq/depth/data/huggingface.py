@@ -10,7 +10,6 @@ from torch import Tensor
 
 from marigold_uq.depth.data.base import DepthDataset
 from marigold_uq.depth.data.decoding import (
-    DECODING_ERRORS,
     Values,
     as_map,
     decode_depth,
@@ -90,7 +89,7 @@ class HuggingFaceDepth(DepthDataset):
         where = self.name_of(index)
         try:
             row = self.dataset[index]
-        except DECODING_ERRORS as error:  # `datasets` decodes images while it reads the row
+        except Exception as error:  # `datasets` decodes images while it reads the row
             raise DepthDataError(f"cannot be read: {error}", where) from error
         image = _image(self._cell(row, self.image_column, where), where)
         values = _depth(self._cell(row, self.depth_column, where), where, (image.shape[1], image.shape[2]))
@@ -129,7 +128,7 @@ def _image(cell: Any, where: str) -> Tensor:
     if isinstance(cell, Image.Image):
         try:
             return image_to_tensor(cell)
-        except DECODING_ERRORS as error:
+        except Exception as error:
             raise DepthDataError(f"image cannot be decoded: {error}", where) from error
     pixels = torch.as_tensor(np.asarray(cell))
     if pixels.ndim == 2:
@@ -153,6 +152,6 @@ def _depth(cell: Any, where: str, size: tuple[int, int]) -> Values:
         return decode_depth(data, "png" if path == where else format_of(path), path, size)
     try:
         values = np.asarray(cell)
-    except DECODING_ERRORS as error:
+    except Exception as error:
         raise DepthDataError(f"depth cannot be decoded: {error}", where) from error
     return as_map(values, where)

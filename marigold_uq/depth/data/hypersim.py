@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from marigold_uq.array_files import check_bytes, hdf5_array
 from marigold_uq.depth.data.sample import DepthDataError
 from marigold_uq.files import atomic_path, make_folder
 
@@ -17,6 +18,7 @@ _GAMMA = 1 / 2.2
 PERCENTILE, TARGET_BRIGHTNESS = 90.0, 0.8
 _DARK = 1e-4  # below this brightness percentile there is nothing to expose: the frame becomes black
 _NO_ENTITY = -1
+_MAX_BYTES = 2**30  # a frame of theirs has 6 MB
 _SPLIT_COLUMNS = ("scene_name", "camera_name", "frame_id", "included_in_public_release", "split_partition_name")
 
 Floats = NDArray[np.floating]
@@ -130,8 +132,10 @@ def _read_hdf5(path: Path) -> NDArray[np.generic]:
         raise DepthDataError("missing file", str(path))
     try:
         with h5py.File(path, "r") as file:
-            return file["dataset"][()]
-    except (OSError, KeyError) as error:
+            dataset = hdf5_array(file, "dataset", "the file")
+            check_bytes(dataset.shape, dataset.dtype, "the file", _MAX_BYTES)
+            return dataset[()]
+    except Exception as error:  # h5py meets damage with anything
         raise DepthDataError(f"cannot be read as HDF5 with an array called 'dataset': {error}", str(path)) from error
 
 

@@ -38,7 +38,7 @@ class FolderStorage:
     def read(self, path: str) -> bytes:
         """The bytes of `root/path`."""
         try:
-            return (self.root / path).read_bytes()
+            return self._inside(path).read_bytes()
         except FileNotFoundError:
             raise DepthDataError(f"missing file (looked in {self.root})", path) from None
         except OSError as error:
@@ -46,7 +46,14 @@ class FolderStorage:
 
     def contains(self, path: str) -> bool:
         """Whether `root/path` is a file."""
-        return (self.root / path).is_file()
+        return self._inside(path).is_file()
+
+    def _inside(self, path: str) -> Path:
+        """Lists and indices of strangers name files below the root only; links there are the user's own."""
+        normal = _normalise_path(path)
+        if normal.startswith(("/", "../")) or normal == ".." or Path(path).is_absolute() or "\0" in path:
+            raise DepthDataError(f"is not below the data set's folder {self.root}; give paths relative to it", path)
+        return self.root / path
 
     def names(self) -> list[str]:
         """All files below the folder, sorted, as posix paths relative to it."""

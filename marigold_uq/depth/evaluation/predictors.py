@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import zipfile
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from marigold_uq.array_files import npz_names, read_npz
 from marigold_uq.depth.data import DepthSample
 from marigold_uq.depth.evaluation.options import DepthEvaluation, FileOptions, PipelineOptions, Space
 from marigold_uq.depth.evaluation.prediction import Members, Prediction, PredictionError, prediction_from_arrays
@@ -169,10 +168,10 @@ class _FilePredictor(Predictor):
         if not path.is_file():
             raise PredictionError(f"no prediction: {path} does not exist")
         try:
-            with np.load(path, allow_pickle=False) as archive:
-                arrays = {key: archive[key] for key in archive.files if archive[key].dtype.kind in "fiu"}
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            found = read_npz(path, str(path), npz_names(path, str(path)))
+        except (OSError, ValueError) as error:
             raise PredictionError(f"{path} is no readable npz: {error}") from error
+        arrays = {key: array for key, array in found.items() if array.dtype.kind in "fiu"}
         return prediction_from_arrays(arrays, str(path))
 
     def identity(self, name: str) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from marigold_uq.array_files import ArrayFileError, check_bytes, hdf5_array
 from marigold_uq.field.data.trajectories import Trajectories
 from marigold_uq.files import atomic_path
 from marigold_uq.models.field_grid import FieldDataError, Floats
@@ -23,6 +24,7 @@ __all__ = ["PAPER_POINTS", "PAPER_STATES", "h5py_module", "read_trajectories", "
 
 TENSOR, POINTS, TIMES, METADATA = "tensor", "x-coordinate", "t-coordinate", "metadata"
 READ_AT_ONCE = 64  # trajectories; a whole PDEBench file has 8 GB
+MAX_FIELD_BYTES = 2**35
 PAPER_STATES, PAPER_POINTS = slice(0, 104, 2), slice(None, None, 4)
 """What the paper takes of PDEBench's Burgers' file: ds = 0.02, 256 of 1024 points."""
 
@@ -64,11 +66,12 @@ def read_trajectories(
     states: slice = slice(None),
     points: slice = slice(None),
     trajectories: slice = slice(None),
+    max_bytes: int = MAX_FIELD_BYTES,
 ) -> Trajectories:
     """Trajectories of a file of ours or of PDEBench, in memory.
 
     `states`, `points` and `trajectories` say what to take of each axis; the paper takes `PAPER_STATES` and
-    `PAPER_POINTS` of PDEBench's Burgers' file.
+    `PAPER_POINTS` of PDEBench's Burgers' file. More than `max_bytes` of them are refused.
     """
     path = Path(path)
     with _open(path) as file:
@@ -79,8 +82,12 @@ def read_trajectories(
                 f"{path}: the tensor is {tensor.shape}; trajectories={trajectories}, states={states}, points={points} "
                 "must take at least one of each, forwards"
             )
-        values = _read(tensor, picks)
-        metadata = json.loads(file.attrs.get(METADATA, "{}"))
+        try:
+            check_bytes(map(len, picks), np.float32, f"what was asked of {path}", max_bytes)
+        except ArrayFileError as error:
+            raise FieldDataError(str(error)) from error
+        values = _read(path, tensor, picks)
+        metadata = _metadata(path, file)
     coordinates = x[picks[2].start : picks[2].stop : picks[2].step], t[picks[1].start : picks[1].stop : picks[1].step]
     return Trajectories(torch.from_numpy(values), *coordinates, metadata, str(path))
 
@@ -91,17 +98,44 @@ def _open(path: Path) -> Any:
         raise FileNotFoundError(f"no field file {path}: make one with scripts/generate_pde.py or get PDEBench's")
     if not h5py.is_hdf5(path):
         raise FieldDataError(f"{path} is not an HDF5 file; expected one of scripts/generate_pde.py or of PDEBench")
-    return h5py.File(path, "r")
+    try:
+        return h5py.File(path, "r")
+    except Exception as error:  # h5py meets damage with anything
+        raise FieldDataError(f"{path} is damaged: {error}") from error
+
+
+def _metadata(path: Path, file: Any) -> dict[str, Any]:
+    """What made the file; {} in those of others."""
+    try:
+        found = json.loads(file.attrs.get(METADATA, "{}"))
+    except Exception as error:
+        raise FieldDataError(f"{path}: the attribute {METADATA} cannot be read as JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise FieldDataError(f"{path}: the attribute {METADATA} is a {type(found).__name__}; expected a JSON object")
+    return found
 
 
 def _checked_arrays(path: Path, file: Any) -> tuple[Any, Floats, Floats]:
     """The tensor (not read yet) and its coordinates, x (X,) and t (S,)."""
-    absent = [name for name in (TENSOR, POINTS, TIMES) if name not in file]
-    if absent:
-        raise FieldDataError(f"{path} lacks {', '.join(absent)}; it holds {', '.join(file) or 'nothing'}")
-    tensor, x, t = file[TENSOR], np.asarray(file[POINTS], np.float64), np.asarray(file[TIMES], np.float64)
-    if tensor.ndim != 3:
-        raise FieldDataError(f"{path}: tensor is (trajectory, time, point); got {tensor.shape}")
+    try:
+        absent = [name for name in (TENSOR, POINTS, TIMES) if name not in file]
+        if absent:
+            raise FieldDataError(f"{path} lacks {', '.join(absent)}; it holds {', '.join(file) or 'nothing'}")
+        tensor, x, t = (hdf5_array(file, name, str(path)) for name in (TENSOR, POINTS, TIMES))
+        for name, axis in ((POINTS, x), (TIMES, t)):
+            check_bytes(axis.shape, np.float64, f"{path}: {name}")
+        x, t = np.asarray(x, np.float64), np.asarray(t, np.float64)
+    except FieldDataError:
+        raise
+    except ArrayFileError as error:
+        raise FieldDataError(str(error)) from error
+    except Exception as error:
+        raise FieldDataError(f"{path} is damaged: {error}") from error
+    if tensor.ndim != 3 or x.ndim != 1 or t.ndim != 1:
+        raise FieldDataError(
+            f"{path}: tensor is (trajectory, time, point), coordinates have one axis; got {tensor.shape}, {x.shape} "
+            f"and {t.shape}"
+        )
     num_states, num_points = tensor.shape[1:]
     if len(x) != num_points or len(t) not in (num_states, num_states + 1):
         raise FieldDataError(
@@ -111,12 +145,15 @@ def _checked_arrays(path: Path, file: Any) -> tuple[Any, Floats, Floats]:
     return tensor, x, t[:num_states]
 
 
-def _read(tensor: Any, picks: list[range]) -> NDArray[np.float32]:
+def _read(path: Path, tensor: Any, picks: list[range]) -> NDArray[np.float32]:
     """Contiguous slabs, strided in memory: HDF5's own strides are many times slower."""
     rows, times, points = picks
     values = np.empty([len(pick) for pick in picks], np.float32)
     for first in range(0, len(rows), READ_AT_ONCE):
         some = rows[first : first + READ_AT_ONCE]
-        slab = tensor[some.start : some[-1] + 1, times.start : times[-1] + 1]  # (n, S, X)
+        try:
+            slab = tensor[some.start : some[-1] + 1, times.start : times[-1] + 1]  # (n, S, X)
+        except Exception as error:
+            raise FieldDataError(f"{path}: trajectories {some.start} to {some[-1]} are damaged: {error}") from error
         values[first : first + len(some)] = slab[:: rows.step, :: times.step, points.start : points.stop : points.step]
     return values

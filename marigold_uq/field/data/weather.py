@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from marigold_uq.array_files import check_bytes
+from marigold_uq.field.data.storage import MAX_FIELD_BYTES, h5py_module
 from marigold_uq.models.field_grid import FieldDataError, Floats
 from marigold_uq.pipelines.field.states import FULL_CIRCLE, RENAMED, find_variable, xarray_module
 
@@ -16,6 +18,7 @@ __all__ = ["AXES", "WEATHERBENCH2", "WeatherSequences", "_region", "latitude_wei
 
 
 AXES = ("latitude", "longitude")
+_HDF5 = b"\x89HDF\r\n\x1a\n"
 TUTORIAL = "air_temperature"
 """Also the name under which `xarray.tutorial` downloads the small record."""
 WEATHERBENCH2 = "gs://weatherbench2/datasets/era5/1959-2023_01_10-wb13-6h-1440x721_with_derived_variables.zarr"
@@ -56,10 +59,31 @@ def _open(path: Path | str, storage_options: Mapping[str, Any] | None) -> Any:
         return xarray.tutorial.open_dataset(TUTORIAL)
     if "://" not in name and not Path(name).exists():
         raise FileNotFoundError(f"no weather record {name}: give a zarr folder, a netCDF file or a URL")
-    if name.rstrip("/").endswith(".zarr") or "://" in name:
-        options = {"storage_options": dict(storage_options)} if storage_options else {}
-        return xarray.open_zarr(name, chunks=None, **options)  # lazy without dask: only what is indexed is read
-    return xarray.open_dataset(name)
+    try:
+        if name.rstrip("/").endswith(".zarr") or "://" in name:
+            options = {"storage_options": dict(storage_options)} if storage_options else {}
+            return xarray.open_zarr(name, chunks=None, **options)  # lazy without dask: only what is indexed is read
+        _require_own_values(Path(name))
+        return xarray.open_dataset(name)
+    except (FileNotFoundError, FieldDataError, ImportError):
+        raise
+    except Exception as error:  # readers meet damage with anything
+        raise FieldDataError(f"{name} cannot be read as a weather record: {error or type(error).__name__}") from error
+
+
+def _require_own_values(path: Path) -> None:
+    """Refuse a netCDF file in HDF5 whose variables lie in other files, which its library would read."""
+    with path.open("rb") as file:
+        if file.read(len(_HDF5)) != _HDF5:
+            return
+    h5py = h5py_module()
+    with h5py.File(path, "r") as file:
+        for key in file:
+            if isinstance(file.get(key, getlink=True), h5py.ExternalLink):
+                raise FieldDataError(f"{path}: {key!r} is a link to another file, which is not followed")
+            item = file[key]
+            if isinstance(item, h5py.Dataset) and (item.is_virtual or item.external):
+                raise FieldDataError(f"{path}: the values of {key!r} lie in other files, which are not read")
 
 
 def _region(data: Any, source: str, latitude: Any, longitude: Any) -> Any:
@@ -164,7 +188,12 @@ class WeatherSequences:
         if self.keep is not None:
             return self.keep[start:stop]
         arrays = [self._find(name, needs_time=True).isel(time=slice(start, stop)) for name in self.variables]
-        values = [array.transpose("time", *AXES).values.astype(np.float32) for array in arrays]
+        size = (len(arrays), *arrays[0].sizes.values())
+        try:
+            check_bytes(size, np.float32, f"{self.source}, states {start} to {stop},", MAX_FIELD_BYTES)
+            values = [array.transpose("time", *AXES).values.astype(np.float32) for array in arrays]
+        except Exception as error:
+            raise FieldDataError(f"{self.source}: states {start} to {stop} cannot be read: {error}") from error
         return torch.from_numpy(np.stack(values, 1))
 
     def load(self) -> "WeatherSequences":

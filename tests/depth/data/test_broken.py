@@ -1,7 +1,9 @@
 """Broken files are named and counted; training stops or goes on as configured."""
 
+import json
 import pickle
 import re
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from support.depth_files import pack, write_image, write_png16, write_scannet
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader
 
-from marigold_uq.depth.data import SPECS, DepthDataError, DepthDataset, ListedDepth
+from marigold_uq.depth.data import SPECS, DepthDataError, DepthDataset, ImageDepthFolder, ListedDepth
 
 IMAGE, DEPTH = "scene0406_02/color/000001.jpg", "scene0406_02/depth/000001.png"
 NAME = "scene0406_02/color/000001"
@@ -79,6 +81,51 @@ def test_skip_counts_it_once_and_gives_the_next_sample(tmp_path: Path, breakage:
     ((name, reason),) = dataset.problems
     assert name == NAME
     assert re.match(BREAKAGES[breakage][1], reason)
+
+
+def folder_of_arrays(root: Path, suffix: str, on_error: str = "skip") -> ImageDepthFolder:
+    for index in range(2):
+        write_image(root / f"rgb/{index}.png", 4, 5, seed=index)
+        path = root / f"depth/{index}.{suffix}"
+        path.parent.mkdir(exist_ok=True)
+        values = np.full((4, 5), 2.0, np.float32)
+        np.save(path, values) if suffix == "npy" else np.savez_compressed(path, depth=values)
+    return ImageDepthFolder(root, on_error=on_error)
+
+
+@pytest.mark.parametrize("suffix", ["npy", "npz"])
+def test_skip_takes_the_next_sample_whatever_one_byte_of_an_array_file_is(tmp_path: Path, suffix: str) -> None:
+    dataset = folder_of_arrays(tmp_path, suffix)
+    path = tmp_path / f"depth/0.{suffix}"
+    whole, names = path.read_bytes(), set()
+    for place in range(0, min(len(whole), 200)):
+        for value in (0, 0x7B, whole[place] ^ 0x80):
+            path.write_bytes(whole[:place] + bytes([value]) + whole[place + 1 :])
+            names.add(dataset[0]["name"])
+    assert names == {"0", "1"}
+
+
+def test_an_array_that_unpacks_to_more_than_a_picture_may_have_is_broken(tmp_path: Path) -> None:
+    dataset = folder_of_arrays(tmp_path, "npz")
+    with zipfile.ZipFile(tmp_path / "depth/0.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("depth.npy", claimed_array("(30000, 30000)") + b"\0" * 10**6)
+    assert dataset[0]["name"] == "1"
+    assert "(30000, 30000) of float64, 7,200,000,000 bytes; 536,870,912 are allowed" in dataset.problems[0][1]
+
+
+def claimed_array(shape: str) -> bytes:
+    text = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117).encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+@pytest.mark.parametrize("image", ["../secret.png", "/etc/secret.png", "rgb/../../secret.png", "a\0b.png"])
+def test_an_index_may_not_lead_out_of_the_folder(tmp_path: Path, image: str) -> None:
+    root = tmp_path / "set"
+    folder_of_arrays(root, "npy")
+    write_image(tmp_path / "secret.png", 4, 5)
+    (root / "index.json").write_text(json.dumps([{"image": image, "depth": "depth/0.npy"}]))
+    with pytest.raises(DepthDataError, match="not below the data set's folder"):
+        ImageDepthFolder(root)[0]
 
 
 def test_the_last_broken_sample_is_replaced_by_the_first(tmp_path: Path) -> None:

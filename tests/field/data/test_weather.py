@@ -1,8 +1,13 @@
 """Weather records: what is read, in which order, from which period, and what is said about broken ones."""
 
+import json
+import os
+import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -149,6 +154,67 @@ def open_weather_region(latitude: tuple[float, float]) -> None:
     from marigold_uq.field.data.weather import _region
 
     _region(record(), "record", latitude, None)
+
+
+class Bomb:
+    """Unpickling it makes a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize(
+    "encoding",
+    [
+        {"dtype": "|O", "filters": [{"id": "pickle", "protocol": 4}], "compressor": None},
+        {"dtype": "<f8", "filters": None, "compressor": {"id": "pickle", "protocol": 4}},
+        {"dtype": "|O", "filters": [{"id": "vlen-utf8"}], "compressor": {"id": "pickle", "protocol": 4}},
+    ],
+)
+def test_a_pickle_in_a_zarr_record_is_not_run(tmp_path: Path, encoding: dict[str, Any]) -> None:
+    store = tmp_path / "stranger.zarr"
+    (store / "time").mkdir(parents=True)
+    (store / ".zgroup").write_text('{"zarr_format": 2}')
+    array = {"zarr_format": 2, "shape": [2], "chunks": [2], "fill_value": 0, "order": "C", **encoding}
+    (store / "time" / ".zarray").write_text(json.dumps(array))
+    (store / "time" / ".zattrs").write_text('{"_ARRAY_DIMENSIONS": ["time"]}')
+    (store / "time" / "0").write_bytes(pickle.dumps(Bomb(tmp_path / "was_here")))
+    with pytest.raises(FieldDataError, match=r"stranger\.zarr"):
+        open_weather(store, VARIABLES)
+    assert not (tmp_path / "was_here").exists()
+
+
+def test_a_netcdf_record_never_leads_to_another_file(tmp_path: Path) -> None:
+    record().to_netcdf(tmp_path / "secret.nc")
+    record().drop_vars("2m_temperature").to_netcdf(tmp_path / "a.nc")
+    with h5py.File(tmp_path / "a.nc", "a") as file:
+        file["2m_temperature"] = h5py.ExternalLink(str(tmp_path / "secret.nc"), "2m_temperature")
+    with pytest.raises(FieldDataError, match=r"'2m_temperature' is a link to another file"):
+        open_weather(tmp_path / "a.nc", VARIABLES)
+
+
+@pytest.mark.parametrize("suffix", ["nc", "zarr"])
+def test_damaged_records_are_errors_of_ours(tmp_path: Path, suffix: str) -> None:
+    whole = tmp_path / f"whole.{suffix}"
+    record().to_netcdf(whole) if suffix == "nc" else record().to_zarr(whole)
+    rng, refused = np.random.default_rng(1), 0
+    for number in range(25):
+        path = tmp_path / f"damaged{number}.{suffix}"
+        shutil.copyfile(whole, path) if suffix == "nc" else shutil.copytree(whole, path)
+        files = [path] if suffix == "nc" else sorted(one for one in path.rglob("*") if one.is_file())
+        file = files[rng.integers(len(files))]
+        content = bytearray(file.read_bytes())
+        for place in rng.integers(0, len(content), 1 + len(content) // 200):
+            content[place] = rng.integers(0, 256)
+        file.write_bytes(content[: rng.integers(len(content))] if number % 4 == 0 else content)
+        try:
+            open_weather(path, VARIABLES).read(0, 0, 3)
+        except FieldDataError:
+            refused += 1
+    assert refused > 2
 
 
 def test_a_missing_file_is_named() -> None:
