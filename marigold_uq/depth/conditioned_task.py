@@ -14,6 +14,7 @@ from marigold_uq.depth.task import PictureTask, Validation
 from marigold_uq.models.condition_encoder import Condition, ConditionEncoder
 from marigold_uq.models.depth_cells import DepthCells
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
+from marigold_uq.training.noise import training_timesteps
 from marigold_uq.training.objective import Objective, ObjectiveConfig, Prediction, residual_rows
 from marigold_uq.training.order import Ordered
 
@@ -38,6 +39,8 @@ class ConditionedObjective:
         decoded_weight: Weight of the absolute error of decoded values, which also teaches the decoder.
         edge_weight: Weight of the absolute error of their differences between neighbours, relative to that.
         invalid_weight: How much places without depth count, such as the sky; they are taught to be far away.
+        all_timesteps: Half of the samples are at random timesteps, for a model of several steps; else all are at the
+            last one, where a model of one step is used.
     """
 
     score: str | None = None
@@ -46,6 +49,7 @@ class ConditionedObjective:
     decoded_weight: float = 1.0
     edge_weight: float = 1.0
     invalid_weight: float = 0.1
+    all_timesteps: bool = False
 
 
 class ConditionedNetwork(nn.Module):
@@ -74,8 +78,8 @@ class ConditionedNetwork(nn.Module):
 class ConditionedTask(PictureTask):
     """Samples have depth, valid, and either image, or features_0, features_1, ... and thumbnail.
 
-    Only the last timestep is trained, where a model of one step is used: at zero terminal SNR its distribution of x_0
-    is the predictive distribution of the depth map.
+    By default only the last timestep is trained, where a model of one step is used: at zero terminal SNR its
+    distribution of x_0 is the predictive distribution of the depth map.
 
     Args:
         pipeline: Learns in place.
@@ -124,10 +128,9 @@ class ConditionedTask(PictureTask):
             weights.append(own)
             return raw
 
-        last = self.pipeline.scheduler.noisiest_timestep
-        timesteps = torch.full((len(x_0),), last)
+        timesteps = self._timesteps(generators)
         prediction = self.objective.predict(denoiser, x_0, generators, timesteps=timesteps)
-        original = self.pipeline.scheduler.original_distribution(prediction.law, last, prediction.x_t)
+        original = self.pipeline.scheduler.original_distribution(prediction.law, prediction.timesteps, prediction.x_t)
         mean = original.mean
         if self.weights.fitted:
             target = torch.where(known, fitted_target(self.decoder, mean.detach(), x_0, known), x_0)
@@ -135,6 +138,12 @@ class ConditionedTask(PictureTask):
         score = self._score(prediction, known, generators)
         error = self._decoded_error(mean, weights[0], depth, valid)
         return score + self.weights.decoded_weight * error, residual_rows(prediction, known)
+
+    def _timesteps(self, generators: list[torch.Generator]) -> Tensor:
+        scheduler = self.pipeline.scheduler
+        if self.weights.all_timesteps:
+            return training_timesteps(scheduler, generators, uniform=False)
+        return torch.full((len(generators),), scheduler.noisiest_timestep)
 
     def _targets(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Depth normalised as the pipeline predicts it, and where it is known."""

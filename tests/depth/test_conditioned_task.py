@@ -1,5 +1,6 @@
 """Training with an image encoder, from rendered scenes to a calibrated pipeline, with the study's own scripts."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -274,3 +275,19 @@ def test_a_fit_does_not_excuse_a_map_without_relief() -> None:
     flat = cells.to_latent(0.01 * truth)
     target = fitted_target(cells, flat, cells.to_latent(truth), torch.ones_like(truth, dtype=torch.bool))
     torch.testing.assert_close(cells.to_depth(target).std(), truth.std() / MAX_SLOPE, rtol=0.05, atol=0)
+
+
+def test_with_all_timesteps_half_of_the_samples_are_at_other_ones(made: Path, tmp_path: Path) -> None:
+    """And the trained model denoises in several steps."""
+    pipeline = start_conditioned(start(made))
+    task = ConditionedTask(pipeline, Shards(made / "features"), ConditionedObjective(all_timesteps=True))
+    last = pipeline.scheduler.noisiest_timestep
+    drawn = task._timesteps([torch.Generator().manual_seed(seed) for seed in range(400)])
+    assert abs(float((drawn == last).float().mean()) - 0.5) < 0.1
+    assert len(set(drawn[drawn != last].tolist())) > 100
+    several = replace(config(made, tmp_path / "run", start(made)), objective=ConditionedObjective(all_timesteps=True))
+    assert train_conditioned(several).finished
+    trained = MarigoldUQDepthPipeline.from_pretrained(tmp_path / "run" / "model")
+    picture = torch.rand(1, 3, 64, 96, generator=torch.Generator().manual_seed(0))
+    result = trained(picture, num_inference_steps=3, ensemble_size=2)
+    assert np.isfinite(np.asarray(result.prediction)).all()
