@@ -121,7 +121,8 @@ class DepthTrainConfig:
         epoch_length: Samples per epoch of the mixture; None: all sets together, and at least one batch.
         transform: Crops, flips and colour changes.
         objective: What is minimised.
-        trainable: "full", "head" (only the new output channels; the prediction stays) or "lora".
+        trainable: "full", "head" (only the new output channels; the prediction stays) or "lora"; for models with an
+            image encoder "full" or "frozen_backbone", which leaves the pretrained part of the encoder as it is.
         lora_rank: Rank of the adapters.
         validation: Held-out pictures.
         selection: How start.noise_family "auto" is chosen, on the pictures of `validation`.
@@ -134,7 +135,7 @@ class DepthTrainConfig:
     epoch_length: int | None = None
     transform: DepthTransform = field(default_factory=DepthTransform)
     objective: ObjectiveConfig = field(default_factory=lambda: ObjectiveConfig(noise_strength=0.9))
-    trainable: Literal["full", "head", "lora"] = "full"
+    trainable: Literal["full", "head", "lora", "frozen_backbone"] = "full"
     lora_rank: int = 16
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     selection: SelectionConfig = field(default_factory=SelectionConfig)

@@ -14,9 +14,10 @@ from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 
 from marigold_uq.commands.runner import INTERRUPTED, Invocation
 from marigold_uq.component_config import store_in_config
+from marigold_uq.depth.conditioned_task import ConditionedObjective, ConditionedTask, Learning
 from marigold_uq.depth.config import DataPart, DepthTrainConfig, StartConfig, ValidationConfig
 from marigold_uq.depth.data import AugmentedDataset, LatentShards, MixtureDataset, build_dataset
-from marigold_uq.depth.task import DepthTask
+from marigold_uq.depth.task import DepthTask, PictureTask
 from marigold_uq.depth.validation import DepthValidation, picture_scores
 from marigold_uq.models.prompt_embedding import PromptEmbedding
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
@@ -55,16 +56,7 @@ def train_depth(config: DepthTrainConfig, config_text: str = "") -> TrainingResu
             return TrainingResult(0, False, config.training.output)
         config = replace(config, start=replace(config.start, **asdict(chosen)))
     accelerator = make_accelerator(config.training)
-    task = DepthTask(
-        start_pipeline(config.start, seed=config.training.seed),
-        training_data(config),
-        config.objective,
-        trainable=config.trainable,
-        lora_rank=config.lora_rank,
-        seed=config.training.seed,
-        validation=make_validation(config.validation, accelerator),
-        device=accelerator.device,
-    )
+    task = new_task(config, config.start, accelerator.device, make_validation(config.validation, accelerator))
     is_main = accelerator.is_main_process
     result = Trainer(task, config.training, accelerator).run("depth", config_text)
     if is_main and result.finished:
@@ -89,19 +81,11 @@ def choose_depth_family(config: DepthTrainConfig) -> FamilyCandidate | None:
         raise ValueError(f"noise_family 'auto' compares families on held-out pictures; got {len(pictures)} of them")
     device = make_accelerator(config.training).device
 
-    def new_task(candidate: FamilyCandidate, trunk: Path | None) -> DepthTask:
+    def candidate_task(candidate: FamilyCandidate, trunk: Path | None) -> PictureTask:
         own = replace(start, **asdict(candidate))
         if trunk is not None:
             own = replace(own, name=str(trunk), kind="pipeline", variant=None, revision=None)
-        return DepthTask(
-            start_pipeline(own, seed=seed),
-            training_data(config),
-            config.objective,
-            trainable=config.trainable,
-            lora_rank=config.lora_rank,
-            seed=seed,
-            device=device,
-        )
+        return new_task(config, own, device)
 
     def score(model: Path) -> torch.Tensor:
         return picture_scores(MarigoldUQDepthPipeline.from_pretrained(model).to(device), pictures, selection, seed)
@@ -109,7 +93,37 @@ def choose_depth_family(config: DepthTrainConfig) -> FamilyCandidate | None:
     names = ("start", "transform", "objective")
     facts: dict[str, Any] = {name: asdict(getattr(config, name)) for name in names}
     facts |= {"data": [asdict(part) for part in config.data], "pictures": asdict(config.validation.data)}
-    return choose_family(config.training, selection, new_task, score, trainable=config.trainable, **facts)
+    return choose_family(config.training, selection, candidate_task, score, trainable=config.trainable, **facts)
+
+
+def new_task(
+    config: DepthTrainConfig, start: StartConfig, device: torch.device, validation: DepthValidation | None = None
+) -> PictureTask:
+    """What is trained from `start`; a model with an image encoder learns with its encoder and decoder."""
+    pipeline, seed = start_pipeline(start, seed=config.training.seed), config.training.seed
+    if pipeline.image_encoder is None:
+        if config.trainable == "frozen_backbone":
+            raise ValueError(f"trainable='frozen_backbone' is for models with an image encoder; {start.name} has none")
+        return DepthTask(
+            pipeline,
+            training_data(config),
+            config.objective,
+            trainable=config.trainable,
+            lora_rank=config.lora_rank,
+            seed=seed,
+            validation=validation,
+            device=device,
+        )
+    if config.trainable not in ("full", "frozen_backbone"):
+        raise ValueError(
+            f"{start.name} sees its pictures through an image encoder, which is trained with trainable 'full' or "
+            f"'frozen_backbone'; got {config.trainable!r}"
+        )
+    objective = ConditionedObjective(score=config.objective.score, score_options=config.objective.score_options)
+    learning: Learning = "all" if config.trainable == "full" else "none"
+    return ConditionedTask(
+        pipeline, training_data(config), objective, backbone=learning, validation=validation, device=device
+    )
 
 
 def _require_point_start(start: StartConfig) -> None:

@@ -96,8 +96,8 @@ class DepthTask(PictureTask):
             raise ValueError("training normalises each depth map by itself, but the pipeline promises absolute depth")
         if pipeline.image_encoder is not None:
             raise ValueError(
-                "this pipeline sees its pictures through an image encoder: train it with "
-                "python -m scripts.studies.embedded.train"
+                "this pipeline sees its pictures through an image encoder: train it with ConditionedTask, as "
+                "train/train_depth.py does"
             )
         self.pipeline, self.dataset, self.validation = pipeline, dataset, validation
         self.device = torch.device(device)

@@ -19,8 +19,11 @@ from marigold_uq.depth.conditioned_run import (
     train_conditioned,
 )
 from marigold_uq.depth.conditioned_task import MAX_SLOPE, ConditionedObjective, ConditionedTask, fitted_target
+from marigold_uq.depth.config import DataPart, DepthTrainConfig, StartConfig
+from marigold_uq.depth.data import DepthTransform
 from marigold_uq.depth.data.shards import Shards
 from marigold_uq.depth.evaluation.options import DataOptions
+from marigold_uq.depth.run import train_depth
 from marigold_uq.depth.scenes import ProceduralScenes
 from marigold_uq.depth.task import DepthTask
 from marigold_uq.models.depth_cells import DepthCells
@@ -291,3 +294,34 @@ def test_with_all_timesteps_half_of_the_samples_are_at_other_ones(made: Path, tm
     picture = torch.rand(1, 3, 64, 96, generator=torch.Generator().manual_seed(0))
     result = trained(picture, num_inference_steps=3, ensemble_size=2)
     assert np.isfinite(np.asarray(result.prediction)).all()
+
+
+def finetuning(made: Path, output: Path, **options: object) -> DepthTrainConfig:
+    """As `train/train_depth.py` reads it: a finished model, and pictures of one's own."""
+    loop = config(made, output, start(made)).training
+    scenes = [DataPart("scenes", root=str(made / "train"))]
+    begin = StartConfig(name=str(made / "finished"), kind="pipeline", noise_family="gaussian")
+    return DepthTrainConfig(start=begin, data=scenes, transform=DepthTransform(size=(64, 96)), training=loop, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("trainable", ["full", "frozen_backbone"])
+def test_a_finished_model_is_finetuned_by_the_command_for_all_models(
+    made: Path, tmp_path: Path, trainable: str
+) -> None:
+    if not (made / "finished").exists():
+        conditioned_pipeline("gaussian").save_pretrained(made / "finished")
+    assert train_depth(finetuning(made, tmp_path / "run", trainable=trainable)).finished
+    before = MarigoldUQDepthPipeline.from_pretrained(made / "finished")
+    after = MarigoldUQDepthPipeline.from_pretrained(tmp_path / "run" / "model")
+    old, new = before.image_encoder.state_dict(), after.image_encoder.state_dict()
+    moved = {name.startswith("network.") for name in old if not old[name].equal(new[name])}
+    assert moved == ({True, False} if trainable == "full" else {False})
+    assert not after.unet.conv_out.weight.equal(before.unet.conv_out.weight)
+
+
+def test_adapters_and_heads_alone_are_refused_with_an_image_encoder(made: Path, tmp_path: Path) -> None:
+    conditioned_pipeline("gaussian").save_pretrained(tmp_path / "model")
+    config = finetuning(made, tmp_path / "run", trainable="head")
+    config = replace(config, start=replace(config.start, name=str(tmp_path / "model")))
+    with pytest.raises(ValueError, match="'full' or 'frozen_backbone'; got 'head'"):
+        train_depth(config)
