@@ -1,7 +1,7 @@
 r"""Keep features of augmented scenes, so that training need not run the backbone. Finished shards stay.
 
-python -m scripts.studies.embedded.cache_features --encoder runs/conditioned/encoder \
-    --scenes runs/conditioned/scenes/train --output runs/conditioned/features/train --variants 2
+python -m scripts.studies.embedded.cache_features --encoder runs/embedded/encoder \
+    --scenes runs/embedded/scenes/train --output runs/embedded/features/train --variants 2
 
 Every shard of scenes becomes one shard of features per variant. Its scenes are cropped, mirrored and recoloured by
 random numbers that follow from the variant and the scene's name. Some shards are wide or upright (SHAPES).

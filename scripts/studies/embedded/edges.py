@@ -1,7 +1,7 @@
 r"""How well depth edges are met: F-score of depth boundaries on rendered scenes, whose depth is exact.
 
-python -m scripts.studies.embedded.edges --model runs/conditioned/calibrated \
-    --scenes runs/conditioned/scenes/validation --limit 100 --output runs/conditioned/edges.json
+python -m scripts.studies.embedded.edges --model runs/embedded/calibrated \
+    --scenes runs/embedded/scenes/validation --limit 100 --output runs/embedded/edges.json
 
 Two neighbouring pixels have a boundary between them where their depths differ by more than a ratio; precision and
 recall allow one pixel of displacement, and the F-score is the mean over the ratios (as Bochkovskii et al., Depth Pro,

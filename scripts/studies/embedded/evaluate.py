@@ -1,9 +1,8 @@
 r"""Compare the families of the embedded model on held-out scenes: one evaluation per (family, mode, steps), one table.
 
-python -m scripts.studies.embedded.evaluate --runs runs/embedded --scenes runs/embedded/scenes/test --steps 1 4 10
-python -m scripts.studies.embedded.evaluate --runs runs/embedded --scenes runs/embedded/scenes/test --steps 50
+python -m scripts.studies.embedded.evaluate --runs runs/embedded --scenes runs/embedded/scenes/validation
 
-Resumable: finished evaluations are kept, an unfinished one resumes. Members are ten in both modes; intervals are the
+Resumable: finished evaluations are kept, an unfinished one resumes. Members are ten in all modes; intervals are the
 members' mean -+ Student's t, which covers 90 % if ten members are calibrated. A second table has the differences
 between families scene by scene. Its standard errors are far smaller, because scenes differ more than families.
 """
@@ -23,9 +22,9 @@ from marigold_uq.commands.runner import Invocation, run_command
 from marigold_uq.depth.evaluation import DepthEvaluation, evaluate_depth
 from marigold_uq.depth.evaluation.options import DataOptions, PipelineOptions, ScoreOptions, plain
 from marigold_uq.files import atomic_path, require_same
+from scripts.studies.embedded.reproduce import FAMILIES
 
-Mode = Literal["ensemble", "trajectory"]
-FAMILIES = ("point", "gaussian", "mixture", "low_rank", "low_rank_kernel")
+Mode = Literal["ensemble", "trajectory", "marginal"]
 METRICS = {
     "abs_relative_difference": "AbsRel",
     "delta1": "delta1",
@@ -52,7 +51,7 @@ class CompareOptions:
         families: Those to compare; the first is the reference.
         modes: Ways to uncertainty.
         steps: Numbers of denoising steps.
-        ensemble_size: Members of both modes.
+        ensemble_size: Members of every mode.
         limit: Only so many scenes, evenly spaced.
         threads: Of torch; default: its own choice.
     """
@@ -61,8 +60,8 @@ class CompareOptions:
     scenes: Path
     output: Path | None = None
     families: list[str] = field(default_factory=lambda: list(FAMILIES))
-    modes: list[Mode] = field(default_factory=lambda: ["ensemble", "trajectory"])
-    steps: list[int] = field(default_factory=lambda: [1, 4, 10])
+    modes: list[Mode] = field(default_factory=lambda: ["ensemble", "trajectory", "marginal"])
+    steps: list[int] = field(default_factory=lambda: [1])
     ensemble_size: int = 10
     limit: int | None = None
     threads: int | None = None
@@ -74,11 +73,11 @@ class CompareOptions:
 
 
 def cells(options: CompareOptions) -> Iterator[tuple[str, Mode, int]]:
-    """Every (family, mode, steps); a point model has no distribution to draw a trajectory's members from."""
+    """Every (family, mode, steps); a point model has no distribution to take members from."""
     for steps in options.steps:
         for family in options.families:
             for mode in options.modes:
-                if not (family == "point" and mode == "trajectory"):
+                if family != "point" or mode == "ensemble":
                     yield family, mode, steps
 
 
@@ -135,7 +134,7 @@ def per_scene(folder: Path) -> dict[str, list[float]]:
 def paired_table(options: CompareOptions) -> str:
     """Markdown: each (family, mode) against the first of the same number of steps, in percent.
 
-    The last column has a trajectory's CRPS against the same family's ensemble.
+    The last column has the CRPS of a single call's members against the same family's ensemble.
     """
     titles = [*(f"{METRICS[name]}, % of reference" for name in PAIRED), "CRPS / depth, % of its own ensemble"]
     lines = ["| steps | mode | family | " + " | ".join(titles) + " |"]
@@ -145,7 +144,7 @@ def paired_table(options: CompareOptions) -> str:
         reference = per_scene(evaluation_of(options, *references[steps], steps).output)
         own = per_scene(evaluation_of(options, family, mode, steps).output)
         entries = [_difference(own[name], reference[name]) for name in PAIRED]
-        if mode == "trajectory" and "ensemble" in options.modes:
+        if mode != "ensemble" and "ensemble" in options.modes:
             ensemble = per_scene(evaluation_of(options, family, "ensemble", steps).output)
             entries.append(_difference(own["relative_crps"], ensemble["relative_crps"]))
         else:

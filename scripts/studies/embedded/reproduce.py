@@ -1,8 +1,9 @@
-"""The embedded model from nothing: scenes, autoencoder, latents, base, turned latents, one family, calibration, files.
+"""The embedded model from nothing: encoder, scenes, features, training, families, calibration, files.
 
-python -m scripts.studies.embedded.reproduce --family gaussian
+python -m scripts.studies.embedded.reproduce
 
-Every stage resumes where it stopped; a finished one is skipped. Days on two cores.
+Every stage resumes where it stopped; a finished one is skipped. The first needs the package index. About five hours on
+two cores, the comparison of families (`--families`) one more.
 """
 
 import subprocess
@@ -10,14 +11,26 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from marigold_uq.commands.runner import Invocation, run_command
 
 RUNS = "runs/embedded"
 """Where the configs expect everything."""
-SCENES = (("train", 30_000, "train", 0), ("validation", 200, "validation", 0), ("calibration", 300, "validation", 1))
+SCENES = (
+    ("train", 8000, "train", 0),
+    ("validation", 200, "validation", 0),
+    ("calibration", 300, "validation", 1),
+    ("test", 500, "test", 0),
+)
 STUDY = "scripts.studies.embedded"
+FAMILIES = {
+    "point": {},
+    "gaussian": {},
+    "mixture": {"num_components": "3"},
+    "low_rank": {"rank": "8"},
+    "low_rank_mixture": {"num_components": "2", "rank": "8"},
+}
+"""What is compared, each with what it takes beside its name."""
 
 
 @dataclass(frozen=True)
@@ -25,15 +38,15 @@ class ReproduceOptions:
     """Make the embedded model from nothing, in runs/embedded.
 
     Args:
-        family: The family that is calibrated and assembled.
         configs: Folder of the configs.
-        processes: For rendering and encoding.
+        processes: For rendering and for keeping features.
+        families: Also train the families that are compared, from the same base and with the same budget.
         dry_run: Only print the commands.
     """
 
-    family: Literal["point", "gaussian", "mixture", "low_rank", "low_rank_kernel"] = "gaussian"
     configs: Path = Path("configs/depth/embedded")
     processes: int = 2
+    families: bool = False
     dry_run: bool = False
 
 
@@ -48,34 +61,32 @@ class Stage:
 def stages(options: ReproduceOptions) -> Iterator[Stage]:
     """All stages in order."""
 
-    def configs(*names: str) -> list[str]:
-        return [word for name in names for word in ("--config", str(options.configs / f"{name}.yaml"))]
-
     def study(name: str, *words: str) -> list[str]:
         return ["-m", f"{STUDY}.{name}", *words]
 
-    processes = ["--processes", str(options.processes)]
-    train, base = ["train/train_depth.py"], ["--model", f"{RUNS}/base_more/model", "--latents", f"{RUNS}/latents/train"]
+    def train(*names: str) -> list[str]:
+        return study("train", *(word for name in names for word in ("--config", str(options.configs / f"{name}.yaml"))))
+
+    encoder, calibrated, assets = (Path(f"{RUNS}/{name}") for name in ("encoder", "calibrated", "assets"))
+    yield Stage(study("fetch_backbone", "--output", str(encoder)), encoder)
     for name, length, split, seed in SCENES:
-        settings = ["--length", str(length), "--split", split, "--seed", str(seed), *processes]
-        yield Stage(["scripts/render_scenes.py", "--output", f"{RUNS}/scenes/{name}", *settings])
-    yield Stage(study("train_vae", *configs("vae")))
-    yield Stage(study("train_vae", *configs("vae", "decoder")))
-    data = ["--data.root", f"{RUNS}/scenes/train", "--flip", *processes]
-    yield Stage(["scripts/encode_latents.py", "--vae", f"{RUNS}/vae/model", "--output", f"{RUNS}/latents/train", *data])
-    yield Stage([*train, *configs("base")])
-    yield Stage([*train, *configs("base", "base_more")])
-    turned = Path(f"{RUNS}/rotated_vae")
-    yield Stage(study("rotate_latents", "--stage", "basis", *base, "--output", str(turned)), turned)
-    yield Stage(study("train_vae", *configs("vae", "decoder", "rotated_decoder")))
-    given = ["--vae", f"{RUNS}/rotated_decoder/model", "--basis", str(turned / "basis.npy")]
-    output = Path(f"{RUNS}/rotated/model")
-    latents = ["--latents_output", f"{RUNS}/rotated_latents/train", "--output", str(output)]
-    yield Stage(study("rotate_latents", "--stage", "apply", *base, *given, *latents), output)
-    yield Stage([*train, *configs("base", "family", options.family)])
-    calibrated, assets = (Path(f"{RUNS}/{name}_{options.family}") for name in ("calibrated", "assets"))
+        settings = ["--length", str(length), "--split", split, "--seed", str(seed), "--height", "384", "--width", "512"]
+        words = [*settings, "--shard_size", "100", "--processes", str(options.processes)]
+        yield Stage(["scripts/render_scenes.py", "--output", f"{RUNS}/scenes/{name}", *words])
+    given = ["--encoder", str(encoder), "--scenes", f"{RUNS}/scenes/train", "--output", f"{RUNS}/features/train"]
+    yield Stage(study("cache_features", *given, "--processes", str(options.processes)))
+    yield Stage(train("base"))
+    if options.families:
+        for family, size in FAMILIES.items():
+            head = {"start.noise_family": family, **{f"start.{name}": value for name, value in size.items()}}
+            own = {**head, "training.output": f"{RUNS}/{family}"}
+            yield Stage(
+                [*train("base", "family"), *(word for pair in own.items() for word in (f"--{pair[0]}", pair[1]))]
+            )
+    yield Stage(train("base", "more"))
+    yield Stage(train("base", "more", "later"))
     held_out = ["--data.name", "scenes", "--data.root", f"{RUNS}/scenes/calibration", "--shuffle", "false"]
-    model = ["--model", f"{RUNS}/{options.family}/model", "--batch_size", "10"]
+    model = ["--model", f"{RUNS}/later/model", "--batch_size", "10"]
     yield Stage(["eval/calibrate_depth.py", *model, *held_out, "--output", str(calibrated)], calibrated)
     yield Stage(study("assemble", "--model", str(calibrated), "--output", str(assets)), assets)
 

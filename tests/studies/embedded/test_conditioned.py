@@ -14,7 +14,7 @@ from marigold_uq.depth.data import RenderedScenes
 from marigold_uq.depth.data.shards import write_shard
 from marigold_uq.depth.scenes import ProceduralScenes
 from scripts.studies.embedded import edges, fetch_backbone
-from scripts.studies.embedded.reproduce_conditioned import ConditionedOptions, main, stages
+from scripts.studies.embedded.reproduce import ReproduceOptions, main, stages
 
 
 @pytest.mark.parametrize("source", ["file", "wheel"])
@@ -83,16 +83,16 @@ def test_the_script_scores_scenes_and_writes_what_it_did(tmp_path: Path) -> None
 
 
 def test_each_training_stage_starts_from_what_the_one_before_leaves() -> None:
-    options = ConditionedOptions(ROOT / "configs" / "depth" / "embedded")
+    options = ReproduceOptions(ROOT / "configs" / "depth" / "embedded")
     words = [stage.words[2:] for stage in stages(options) if stage.words[1].endswith("embedded.train")]
-    kept, more, later = (parse_options(ConditionedTrainConfig, *own) for own in words)
-    assert (str(kept.start.encoder), kept.start.pipeline) == ("runs/conditioned/encoder", None)
-    assert (more.start.pipeline, more.start.encoder) == (kept.training.output / "model", None)
+    base, more, later = (parse_options(ConditionedTrainConfig, *own) for own in words)
+    assert (str(base.start.encoder), base.start.pipeline) == ("runs/embedded/encoder", None)
+    assert (more.start.pipeline, more.start.encoder) == (base.training.output / "model", None)
     assert (later.start.pipeline, later.start.encoder) == (more.training.output / "model", None)
-    assert kept.features == more.features
-    assert later.features == kept.features
+    assert base.features == more.features
+    assert later.features == base.features
     assert later.backbone == "later"
-    rates = [one.training.optimizer.learning_rate for one in (kept, more, later)]
+    rates = [one.training.optimizer.learning_rate for one in (base, more, later)]
     assert rates == sorted(rates, reverse=True)
 
 
@@ -100,7 +100,7 @@ def test_a_finished_stage_is_skipped_and_nothing_runs_in_a_dry_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs" / "conditioned" / "encoder").mkdir(parents=True)
+    (tmp_path / "runs" / "embedded" / "encoder").mkdir(parents=True)
     assert main(["--dry_run"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("done")] == lines[:1]
