@@ -17,7 +17,7 @@ from marigold_uq.commands.runner import Invocation, run_command
 RUNS = "runs/embedded"
 """Where the configs expect everything."""
 SCENES = (
-    ("train", 8000, "train", 0),
+    ("train", 6000, "train", 0),
     ("validation", 200, "validation", 0),
     ("calibration", 300, "validation", 1),
     ("test", 500, "test", 0),
