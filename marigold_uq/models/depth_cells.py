@@ -17,10 +17,14 @@ from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.models.modeling_utils import ModelMixin
 from torch import Tensor, nn
 
+from marigold_uq.models.tiny_vit import LayerNorm2d
+
 __all__ = ["DepthCells", "ModelMixin"]  # diffusers looks for ModelMixin in the module of a component
 
 LATENT_RANGE = 2.0
 """Normalised depth from -1 to 1 becomes a latent from -LATENT_RANGE to LATENT_RANGE."""
+MAX_LOGIT = 6.0
+"""Weights of parts differ by a factor of at most exp(2 MAX_LOGIT)."""
 
 
 class DepthCells(ModelMixin, ConfigMixin):
@@ -57,9 +61,12 @@ class DepthCells(ModelMixin, ConfigMixin):
         if not offset > 0:
             raise ValueError(f"offset must be positive; got {offset}")
         last = nn.Conv2d(guide_channels, 9 * upsampling**2, 1)
-        for parameter in last.parameters():
-            nn.init.zeros_(parameter)
-        self.weights = nn.Sequential(nn.Conv2d(guide_channels, guide_channels, 3, padding=1), nn.GELU(), last)
+        with torch.no_grad():
+            last.weight.zero_()
+            last.bias.copy_(_linear_logits(upsampling))
+        self.weights = nn.Sequential(
+            LayerNorm2d(guide_channels), nn.Conv2d(guide_channels, guide_channels, 3, padding=1), nn.GELU(), last
+        )
 
     def to_latent(self, depth: Tensor) -> Tensor:
         """Normalised depth in [-1, 1] to the scale of the latents, element by element."""
@@ -106,8 +113,13 @@ class DepthCells(ModelMixin, ConfigMixin):
         return self.combine(latents, self.convex_weights(guide))
 
     def convex_weights(self, guide: Tensor) -> Tensor:
-        """How much each of the nine parts around counts for each value, (1 or E, 9, upsampling^2, H', W')."""
-        return self.weights(guide).unflatten(1, (9, -1)).softmax(1)
+        """How much each of the nine parts around counts for each value, (1 or E, 9, upsampling^2, H', W').
+
+        Before anything is learnt this is linear interpolation. Logits are bounded, else all weight soon lies on one
+        part of the nine, and a softmax has no gradient left to change that.
+        """
+        logits = MAX_LOGIT * torch.tanh(self.weights(guide) / MAX_LOGIT)
+        return logits.unflatten(1, (9, -1)).softmax(1)
 
     def combine(self, latents: Tensor, weights: Tensor) -> Tensor:
         """Values (E, 1, H, W) from latents and the weights of their parts."""
@@ -115,3 +127,12 @@ class DepthCells(ModelMixin, ConfigMixin):
         around = F.unfold(F.pad(values, (1, 1, 1, 1), mode="replicate"), 3)
         around = around.view(len(values), 9, 1, *values.shape[-2:])
         return F.pixel_shuffle((weights * around).sum(1), self.config.upsampling)
+
+
+def _linear_logits(upsampling: int) -> Tensor:
+    """(9 upsampling^2,): logits of the weights of linear interpolation, for each of nine parts and each value."""
+    place = (torch.arange(upsampling) + 0.5) / upsampling - 0.5  # of a value, from the centre of its part
+    tent = (1 - (place - torch.arange(-1, 2)[:, None]).abs()).clamp(min=0)  # (3, upsampling)
+    weights = torch.einsum("ai,bj->abij", tent, tent).flatten(2).flatten(0, 1)  # (9, upsampling^2)
+    logits = weights.clamp(min=math.exp(-MAX_LOGIT)).log()
+    return MAX_LOGIT * torch.atanh((logits / MAX_LOGIT).clamp(min=-0.99)).flatten()

@@ -93,3 +93,25 @@ def test_errors_name_what_is_wrong() -> None:
         DepthCells(offset=0.0)
     with pytest.raises(ValueError, match="return_dict"):
         cells().decode(torch.zeros(1, 4, 3, 4), guide=guide())
+
+
+def test_a_new_decoder_interpolates_linearly() -> None:
+    """Up to the share of the parts that it could learn to use, a few thousandths each."""
+    latents = torch.randn(2, 4, 6, 8, generator=torch.Generator().manual_seed(0))
+    guide = torch.randn(2, 64, 12, 16, generator=torch.Generator().manual_seed(1))
+    decoded = DepthCells().upsample(latents, guide).detach()
+    linear = torch.nn.functional.interpolate(
+        torch.nn.functional.pixel_shuffle(latents, 2), scale_factor=4.0, mode="bilinear"
+    )
+    assert float((decoded - linear).std() / linear.std()) < 0.02
+
+
+def test_a_decoder_that_is_sure_of_a_part_can_still_learn_another() -> None:
+    cells = DepthCells()
+    with torch.no_grad():
+        cells.weights[-1].bias.fill_(-8.0)
+        cells.weights[-1].bias[:16] = 8.0
+    weights = cells.convex_weights(torch.randn(1, 64, 4, 4))
+    assert float(weights[:, 0].detach().min()) > 0.99
+    (gradient,) = torch.autograd.grad(weights[:, 1].sum(), cells.weights[-1].bias)
+    assert float(gradient[16:32].abs().min()) > 1e-6
