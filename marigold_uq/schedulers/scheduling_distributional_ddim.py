@@ -49,7 +49,6 @@ class DistributionalDDIMScheduler(DistributionalScheduler, DDIMScheduler):
     """
 
     timesteps: Tensor  # (S,), falling
-    whole_timesteps = True
 
     @register_to_config
     def __init__(
@@ -151,7 +150,12 @@ class DistributionalDDIMScheduler(DistributionalScheduler, DDIMScheduler):
         """The last one."""
         return self.config.num_train_timesteps - 1
 
-    def noise_index(self, timesteps: Tensor) -> Tensor:
+    def timesteps_at(self, ranks: Tensor) -> Tensor:
+        """As in `DistributionalScheduler`: whole ones."""
+        last = self.config.num_train_timesteps
+        return (ranks * last).long().clamp(max=last - 1)
+
+    def table_position(self, timesteps: Tensor) -> Tensor:
         """The timesteps themselves."""
         return timesteps
 
