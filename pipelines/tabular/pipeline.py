@@ -24,8 +24,7 @@ from marigold_uq.pipelines.base import UncertaintyPipeline
 from marigold_uq.pipelines.tabular.columns import TabularEncoder, is_frame
 from marigold_uq.randomness import base_seed, member_seed
 from marigold_uq.sampling import initial_noise, reverse_diffusion
-from marigold_uq.schedulers.distributional import require_whole_timesteps
-from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
+from marigold_uq.schedulers.distributional import DistributionalScheduler
 from marigold_uq.uncertainty import TrajectoryUncertainty, VarianceDecomposition, decompose_member_samples
 
 Array = NDArray[np.float64]
@@ -90,13 +89,13 @@ class TabularRegressionPipeline(UncertaintyPipeline):
 
     _optional_components = ["baseline"]  # noqa: RUF012, diffusers reads a list
     network: StackedMLP
-    scheduler: DistributionalDDIMScheduler
+    scheduler: DistributionalScheduler
     baseline: StackedModel | None
 
     def __init__(
         self,
         network: StackedMLP,
-        scheduler: DistributionalDDIMScheduler,
+        scheduler: DistributionalScheduler,
         baseline: StackedModel | None = None,
         columns: list[dict[str, Any]] | None = None,
         default_denoising_steps: int | None = None,
@@ -105,7 +104,11 @@ class TabularRegressionPipeline(UncertaintyPipeline):
         calibration: list[dict[str, Any]] | None = None,
     ) -> None:
         super().__init__()
-        require_whole_timesteps(scheduler, "the gates of a tabular network")
+        if scheduler.config.num_train_timesteps != network.config.num_timesteps:
+            raise ValueError(
+                f"the network has gates for {network.config.num_timesteps} noise levels, but num_train_timesteps of the "
+                f"scheduler is {scheduler.config.num_train_timesteps}"
+            )
         self.register_modules(network=network, scheduler=scheduler, baseline=baseline)
         self.register_to_config(
             columns=columns,
@@ -298,7 +301,7 @@ class TabularRegressionPipeline(UncertaintyPipeline):
         self,
         matrix: Array,
         num_draws: int,
-        scheduler: DistributionalDDIMScheduler,
+        scheduler: DistributionalScheduler,
         seed: int,
         watch: bool,
         given: BaselineOutput | None,
@@ -351,12 +354,12 @@ class TabularRegressionPipeline(UncertaintyPipeline):
 
     def denoiser(self, features: Tensor, baseline: Tensor, num_draws: int) -> Denoiser:
         """All draws of a row are one event (C, n), so that a row needs one generator; the network sees n rows."""
-        num_models = features.shape[0]
+        num_models, position = features.shape[0], self.scheduler.table_position
         condition = [values.repeat_interleave(num_draws, dim=1) for values in (features, baseline)]  # (S, rows n, .)
 
         def denoise(x_t: Tensor, timestep: Tensor | int) -> Tensor:
             stacked = x_t.unflatten(0, (num_models, -1)).transpose(2, 3).flatten(1, 2)  # (S, rows n, C)
-            raw = self.network(stacked, timestep, *condition)  # (S, rows n, channels)
+            raw = self.network(stacked, position(torch.as_tensor(timestep)), *condition)  # (S, rows n, channels)
             return raw.unflatten(1, (-1, num_draws)).transpose(2, 3).flatten(0, 1)  # (S rows, channels, n)
 
         return denoise
