@@ -182,7 +182,7 @@ def _check_positions(position: Tensor, num_rows: int) -> None:
     if position.device.type == "cpu" and position.numel() and not torch.compiler.is_compiling():
         low, high = (float(end) for end in position.aminmax())
         if not (low >= 0 and high <= num_rows - 1):
-            raise IndexError(f"positions in the table of gates must lie within 0..{num_rows - 1}; got {low:g}..{high:g}")
+            raise IndexError(f"positions must be within 0..{num_rows - 1}, the table of gates; got {low:g}..{high:g}")
 
 
 def _gated(hidden: Tensor, gate: Tensor) -> Tensor:

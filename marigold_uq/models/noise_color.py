@@ -20,7 +20,8 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 class NoiseColor(ModelMixin, ConfigMixin):
     """Amplitude of each wave per row, (T, C, *space as rfftn has it), such that coloured noise has variance 1.
 
-    Rows are those of `DistributionalScheduler.noise_index`; for DDIM its timesteps. Correlations wrap around at the edges of the grid, also of one that is not periodic.
+    Rows are those of `DistributionalScheduler.noise_index`; for DDIM its timesteps. Correlations wrap around at the
+    edges of the grid, also of one that is not periodic.
     """
 
     amplitude: Tensor

@@ -221,10 +221,9 @@ def resolve_recipe(preset: str, num_rows: int, *, options: TrainingOptions | Non
         for name, value in {**changes, **details}.items()
         if value is not None
     }
-    if given.get("framework", "ddim") != "ddim" and "prediction_type" in given:
-        raise ValueError(
-            f"prediction_type={given['prediction_type']!r} is ddim's; framework {given['framework']!r} has one of its own"
-        )
+    framework, output = given.get("framework", "ddim"), given.get("prediction_type")
+    if framework != "ddim" and output is not None:
+        raise ValueError(f"prediction_type={output!r} is ddim's; framework {framework!r} has one of its own")
     early_stopping = given.pop("early_stopping", None)
     if early_stopping is False and "patience" in given:
         raise ValueError(f"patience={given['patience']} needs early stopping, but early_stopping is False")

@@ -127,9 +127,9 @@ def table_rows(study: NoveltyStudy) -> Iterable[tuple[str, Callable[[], Numbers]
     for name in study.sets:
         dataset = UCIDataset.load(study.data, name)
         for kind in study.kinds:
-            for number in range(min(study.splits, dataset.num_splits)):
-                part = hold_out(dataset.split(number), kind)
-                yield f"{name}, {kind}{SPLIT}{number}", lambda seed=number, part=part: _split(study, seed, part)  # type: ignore[misc]
+            for index in range(min(study.splits, dataset.num_splits)):
+                part = hold_out(dataset.split(index), kind)
+                yield f"{name}, {kind}{SPLIT}{index}", lambda index=index, part=part: _split(study, index, part)  # type: ignore[misc]
 
 
 def _split(study: NoveltyStudy, seed: int, rows: ShiftedSplit) -> Numbers:

@@ -94,9 +94,9 @@ def test_dropout_drops_the_units_that_the_numbers_say() -> None:
 def test_a_position_beyond_the_table_is_refused_instead_of_read_from_the_next_model() -> None:
     network, (x, t, c, f) = build(), inputs()
     for wrong in (6, -1):
-        with pytest.raises(IndexError, match=r"positions in the table of gates must lie within 0\.\.5"):
+        with pytest.raises(IndexError, match=r"positions must be within 0\.\.5"):
             network(x, torch.full_like(t, wrong), c, f)
-        with pytest.raises(IndexError, match=r"positions in the table of gates must lie within 0\.\.5"):
+        with pytest.raises(IndexError, match=r"positions must be within 0\.\.5"):
             network(x, wrong, c, f)
 
 
@@ -107,8 +107,10 @@ def test_between_two_rows_of_the_table_gates_are_interpolated() -> None:
     torch.testing.assert_close(network(x, t.double(), c, f), whole)
     between = network._gates(torch.tensor(2.25))
     torch.testing.assert_close(between[:, 0], 0.75 * network.gate[:, 2] + 0.25 * network.gate[:, 3])
-    torch.testing.assert_close(network(x, torch.tensor(2.25), c, f), network(x, torch.full_like(t, 2.25, dtype=torch.float32), c, f))
+    torch.testing.assert_close(
+        network(x, torch.tensor(2.25), c, f), network(x, torch.full_like(t, 2.25, dtype=torch.float32), c, f)
+    )
     torch.testing.assert_close(network._gates(torch.tensor(5.0))[:, 0], network.gate[:, 5])  # the last row
     for wrong in (5.01, -0.01, math.nan):
-        with pytest.raises(IndexError, match="positions in the table"):
+        with pytest.raises(IndexError, match="positions must be within"):
             network(x, wrong, c, f)
