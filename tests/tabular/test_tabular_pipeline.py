@@ -72,9 +72,7 @@ def test_counts_must_be_at_least_one(fitted: DiffusionRegressor, name: str) -> N
 
 def test_a_scheduler_of_another_number_of_timesteps_than_the_table_is_refused(fitted: DiffusionRegressor) -> None:
     scheduler = DistributionalEDMScheduler(noise_family="gaussian", num_train_timesteps=1000)
-    with pytest.raises(
-        ValueError, match=r"gates for .* noise levels, but the scheduler has .* = 1000"
-    ):
+    with pytest.raises(ValueError, match=r"gates for .* noise levels, but the scheduler has .* = 1000"):
         TabularRegressionPipeline(fitted.pipeline_.network, scheduler)
 
 
