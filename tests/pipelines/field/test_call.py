@@ -429,7 +429,9 @@ def test_forecasts_in_one_step_come_from_the_distribution_of_one_step(family: st
     variance = torch.cat([law.variance for law in laws]).mean(0) + mean.var(0)
     error = 5 * (members.var(0) / 1500 + mean.var(0) / 60).sqrt()
     assert bool(((mean.mean(0) - members.mean(0)).abs() < error).all())
-    torch.testing.assert_close(variance.sqrt(), members.std(0), rtol=0.2, atol=0)
+    # of 60 starts a variance between them is known to 1 / sqrt(30): 18 %, so 9 % of a deviation, at 16 points
+    torch.testing.assert_close(variance.sqrt(), members.std(0), rtol=0.35, atol=0)
+    torch.testing.assert_close(variance.mean().sqrt(), members.var(0).mean().sqrt(), rtol=0.15, atol=0)
     if family != "sample":
         quantiles = laws[0].quantile([0.05, 0.95])
         assert bool((quantiles[0] < quantiles[1]).all())
