@@ -121,3 +121,10 @@ def test_bad_input_is_named() -> None:
         _ = Novelty(np.zeros((1, 4)), None, {}).p_value
     with pytest.raises(TypeError, match="novelty must be a NoveltyReference or None"):
         Calibration(novelty=0.5)  # type: ignore[arg-type]
+
+
+def test_new_samples_in_distribution_are_as_far_as_held_out_ones_however_few_these_were() -> None:
+    """By their own covariance the 30 samples that make it, in ten dimensions, would look nearer than any other."""
+    found = [NoveltyReference.fit(samples(60, seed)).signs(samples(200, 1000 + seed)) for seed in range(20)]
+    for sign in ("head", "members", "distance"):
+        assert abs(np.mean([one[sign].mean() for one in found])) < 0.3

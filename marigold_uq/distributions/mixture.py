@@ -20,7 +20,7 @@ from marigold_uq.distributions.base import (
     register,
     spread_components,
 )
-from marigold_uq.distributions.gaussian import gaussian_log_density
+from marigold_uq.distributions.gaussian import GaussianDistribution, gaussian_log_density
 from marigold_uq.randomness import Generators, rand, randn
 
 MAX_BISECTIONS = 2200
@@ -65,6 +65,22 @@ class MixtureDistribution(NoiseDistribution):
             space = tuple(range(3, logits.ndim))
             logits = logits.mean(space, keepdim=True).expand_as(loc)
         return cls(loc, positive(rho), logits)
+
+    @classmethod
+    def pool(cls, parts: Sequence[NoiseDistribution]) -> Self:
+        """The mixture of Gaussians, or mixtures, of one shape, each with the same weight."""
+        unknown = [part.name for part in parts if not isinstance(part, GaussianDistribution | MixtureDistribution)]
+        if unknown or not parts:
+            raise TypeError(f"families 'gaussian' and 'mixture' can be pooled; got {unknown}")
+        known = [part if isinstance(part, MixtureDistribution) else cls.single(part) for part in parts]
+        loc, scale = (torch.cat([getattr(part, name) for part in known], 1) for name in ("loc", "scale"))
+        return cls(loc, scale, torch.cat([part.logits.log_softmax(1) for part in known], 1))
+
+    @classmethod
+    def single(cls, part: GaussianDistribution) -> Self:
+        """A Gaussian as a mixture of one component."""
+        loc, scale = part.loc.unsqueeze(1), part.scale.unsqueeze(1)
+        return cls(loc, scale, torch.zeros_like(loc))
 
     @property
     def num_components(self) -> int:

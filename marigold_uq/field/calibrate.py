@@ -187,7 +187,7 @@ def calibrate_field(
     leads = options.num_leads if list(config.targets) == list(config.variables) else 1
     windows = Transitions(validation, num_history=config.num_history, num_leads=leads, target_hours=target_hours)
     allotted = allot_windows(options.num_windows, options.fit_windows, options.interval_windows, len(windows))
-    can_color = pipeline.scheduler.family is GaussianDistribution and pipeline.scheduler.whole_timesteps
+    can_color = pipeline.scheduler.family is GaussianDistribution
     color = fit_color(pipeline, windows, allotted.color, options.seed) if options.color and can_color else None
     scored = open_rollouts(pipeline, windows, allotted.scored)
     best, candidates = choose_settings(pipeline, scored, options, color, verbose)

@@ -17,7 +17,6 @@ from marigold_uq.models.field_grid import DAY, NUM_WAVES, FieldDataError, harmon
 from marigold_uq.models.noise_color import NoiseColor
 from marigold_uq.models.season import Season
 from marigold_uq.pipelines.field import FieldForecastPipeline
-from marigold_uq.schedulers.distributional import require_whole_timesteps
 
 __all__ = ["amplitudes", "fit_color", "fit_encoder", "fit_harmonics", "fit_season", "require_data"]
 
@@ -25,6 +24,8 @@ DAILY_WAVES = (0, 3, 4)
 """The mean, and sine and cosine of the day."""
 WHOLE_YEAR = 365 * DAY
 BLOCK = 256
+_COLORS = 50
+"""Noise levels at which noise has a colour of its own, where the schedule has so many."""
 
 Quantity = Callable[[Tensor, Tensor], Tensor]
 """Something made of states (n, C, *space) at times (n,), of the same form."""
@@ -131,21 +132,21 @@ def _blocks(train: FieldSequences, of: Quantity | None = None) -> Iterator[tuple
 def fit_color(
     pipeline: FieldForecastPipeline, windows: Transitions, indices: Sequence[int], seed: int = 1
 ) -> NoiseColor:
-    """The spectrum of the standardised residual (o - mean) / std at every timestep, on held-out windows."""
+    """The spectrum of the standardised residual (o - mean) / std at up to 50 noise levels, on held-out windows."""
     encoder, scheduler = pipeline.encoder, pipeline.scheduler
-    require_whole_timesteps(scheduler, "the colours of noise")
     batch = default_collate([windows[index] for index in indices])
     history, future = (batch[name].to(pipeline.device) for name in ("history", "future"))
     x_0 = encoder.encode_target(history[:, -1], future[:, 0])
     denoiser = pipeline.denoiser(encoder.condition(history, batch["time"]))
-    color = NoiseColor(scheduler.config.num_train_timesteps, list(encoder.event_shape))
+    num_rows = min(_COLORS, scheduler.config.num_train_timesteps)
+    color = NoiseColor(num_rows, list(encoder.event_shape))
     generator = torch.Generator().manual_seed(seed)
-    for timestep in range(scheduler.config.num_train_timesteps):
+    for row, timestep in enumerate(scheduler.table_timesteps(num_rows).to(x_0.device)):
         noise = torch.randn(x_0.shape, generator=generator).to(x_0)
-        timesteps = torch.full((len(x_0),), timestep, device=x_0.device)
+        timesteps = timestep.expand(len(x_0))
         law = predict_output(denoiser, scheduler, scheduler.add_noise(x_0, noise, timesteps), timesteps)
         residual = (scheduler.training_target(x_0, noise, timesteps) - law.mean) / law.stddev
-        color.amplitude[timestep] = amplitudes(residual.cpu())
+        color.amplitude[row] = amplitudes(residual.cpu())
     return color.to(pipeline.device)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from marigold_uq.field.task import FieldTask
 from marigold_uq.models.field_head import build_network
 from marigold_uq.models.widen import widen
 from marigold_uq.pipelines.field import FieldForecastPipeline
-from marigold_uq.schedulers import FRAMEWORKS, DistributionalScheduler
+from marigold_uq.schedulers import FRAMEWORKS, UNIT_DATA, DistributionalScheduler
 from marigold_uq.training.family_runs import choose_family
 from marigold_uq.training.loop import Trainer, TrainingResult, make_accelerator
 from marigold_uq.training.selection import AUTO, FamilyCandidate, sample_unit_scores
@@ -138,8 +137,9 @@ def new_pipeline(model: FieldModel, train: FieldSequences, *, seed: int = 0) -> 
 
 def new_scheduler(model: FieldModel) -> DistributionalScheduler:
     """That of the framework; increments have deviation 1 and no bounds, so nothing is clipped."""
-    own: dict[str, dict[str, Any]] = {
-        "ddim": {
+    options: dict[str, Any] = {name: getattr(model, name) for name in ("noise_family", "num_components", "rank", "eta")}
+    if model.framework == "ddim":
+        options |= {
             "num_train_timesteps": model.num_train_timesteps,
             "beta_start": model.beta_start,
             "beta_end": model.beta_end,
@@ -147,9 +147,5 @@ def new_scheduler(model: FieldModel) -> DistributionalScheduler:
             "rescale_betas_zero_snr": model.zero_terminal_snr,
             "timestep_spacing": model.timestep_spacing,
             "clip_sample": False,
-        },
-        "edm": {"sigma_data": 1.0, "training_log_mean": -1.2 + math.log(2)},  # EDM's own are for a deviation of .5
-        "flow": {},
-    }
-    head = {name: getattr(model, name) for name in ("noise_family", "num_components", "rank", "eta")}
-    return FRAMEWORKS[model.framework](**{**own[model.framework], **head, **model.schedule})
+        }
+    return FRAMEWORKS[model.framework](**{**UNIT_DATA[model.framework], **options, **model.schedule})

@@ -14,6 +14,7 @@ from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.models.modeling_utils import ModelMixin
 from torch import Tensor
 
+from marigold_uq.distributions import NoiseDistribution
 from marigold_uq.models.field_grid import (
     DAY,
     NUM_WAVES,
@@ -167,6 +168,11 @@ class FieldEncoder(ModelMixin, ConfigMixin):
             "increment_mean", increment
         )
         return self.select_targets(last) + restored
+
+    def decode_distribution(self, last: Tensor, increment: NoiseDistribution) -> NoiseDistribution:
+        """The distribution of the targets at the next time, given that of the scaled increment."""
+        shift = self.select_targets(last) + self._target_column("increment_mean", last)
+        return increment.affine(self._target_column("increment_std", last), shift)
 
     def scale_target(self, target: Tensor) -> Tensor:
         """Targets (..., C, *space) in units of the increment's deviation, in which all variables weigh alike."""

@@ -88,7 +88,8 @@ class StackedModel(ModelMixin, ConfigMixin):
 class StackedMLP(StackedModel):
     """The conditional denoiser: [x_t, c, f] -> num_layers x softplus(gate_t * Linear) -> Linear, for S models at once.
 
-    gate_t is a row of a learned table of `num_timesteps + 1` rows per layer that starts U(0, 1).
+    gate_t is a row of a learned table of `num_timesteps + 1` rows per layer that starts U(0, 1). Positions between two
+    rows, which continuous noise levels have (`DistributionalScheduler.table_position`), interpolate linearly.
 
     The statistics that standardise features and targets, and the scale of the diffused residual, are buffers: they
     belong to a model, are cut out and saved with it. `forward` takes standardised numbers; who calls it standardises.
@@ -100,7 +101,7 @@ class StackedMLP(StackedModel):
         num_targets: Columns of the target, so of x_t and of the baseline f.
         out_channels: Raw channels, `scheduler.num_raw_channels(num_targets)`.
         noise_channels: Columns of fresh noise that follow x_t (family "sample").
-        num_timesteps: T.
+        num_timesteps: T, one less than the table has rows.
         width, num_layers: Hidden layers.
     """
 
@@ -142,10 +143,11 @@ class StackedMLP(StackedModel):
             layer.reset(model, generator)
         self.gate[model].uniform_(0, 1, generator=generator)
 
-    def forward(self, sample: Tensor, timestep: Tensor | int, features: Tensor, baseline: Tensor) -> Tensor:
-        """Raw output (S, B, channels) for x_t (S, B, C [+ noise]), t an int or (S, B), c (S, B, F) and f (S, B, C).
+    def forward(self, sample: Tensor, position: Tensor | int, features: Tensor, baseline: Tensor) -> Tensor:
+        """Raw output (S, B, channels) for x_t (S, B, C [+ noise]), c (S, B, F) and f (S, B, C).
 
-        Where M rows in turn have one timestep (draws of one row), t may be (S, B / M): gates are looked up once each.
+        The position in the table of gates is a number or (S, B); where M rows in turn have one (draws of one row), it
+        may be (S, B / M): gates are looked up once each.
         """
         hidden = torch.cat([sample, features, baseline], -1)
         expected = cast(StackedLinear, self.layers[0]).weight.shape[:2]
@@ -153,29 +155,34 @@ class StackedMLP(StackedModel):
             raise ValueError(
                 f"expected (S, B, inputs) with S, inputs = {tuple(expected)} for [x_t, c, f]; got {tuple(hidden.shape)}"
             )
-        gates = self._gates(timestep).chunk(len(self.layers), -1)
+        gates = self._gates(torch.as_tensor(position)).chunk(len(self.layers), -1)
         for layer, gate in zip(self.layers, gates, strict=True):
             hidden = functional.softplus(_gated(layer(hidden), gate))  # (S, B, width)
         return self.head(hidden)
 
-    def _gates(self, timestep: Tensor | int) -> Tensor:
-        """Rows of the gate table of all layers: (S, 1, L W) for one t, (S, B, L W) for (S, B)."""
+    def _gates(self, position: Tensor) -> Tensor:
+        """The gates of all layers at positions: (S, 1, L W) for one, (S, B, L W) for (S, B)."""
+        _check_positions(position, self.gate.shape[1])
+        if not position.is_floating_point():
+            return self._rows(position)
+        lower = position.floor().clamp(max=self.gate.shape[1] - 2)
+        share = (position - lower).to(self.gate.dtype).unsqueeze(-1)  # (S, B, 1), or (1,)
+        return torch.lerp(self._rows(lower.long()), self._rows(lower.long() + 1), share)
+
+    def _rows(self, row: Tensor) -> Tensor:
         num_models, num_rows, _ = self.gate.shape
-        _check_timesteps(torch.as_tensor(timestep), num_rows)
-        if not isinstance(timestep, Tensor) or timestep.ndim == 0:
-            return self.gate[:, int(timestep)].unsqueeze(1)
-        offset = num_rows * torch.arange(num_models, device=timestep.device).unsqueeze(1)  # (S, 1)
-        return functional.embedding(timestep + offset, self.gate.flatten(0, 1))
+        if row.ndim == 0:
+            return self.gate[:, int(row)].unsqueeze(1)
+        offset = num_rows * torch.arange(num_models, device=row.device).unsqueeze(1)  # (S, 1)
+        return functional.embedding(row + offset, self.gate.flatten(0, 1))
 
 
-def _check_timesteps(timestep: Tensor, num_rows: int) -> None:
+def _check_positions(position: Tensor, num_rows: int) -> None:
     """Beyond its own rows a model would read the gates of the next one. On a GPU looking would mean waiting."""
-    if timestep.is_floating_point():
-        raise TypeError(f"the gates are a table over whole timesteps; got timesteps of dtype {timestep.dtype}")
-    if timestep.device.type == "cpu" and timestep.numel() and not torch.compiler.is_compiling():
-        low, high = (int(end) for end in timestep.aminmax())
-        if low < 0 or high >= num_rows:
-            raise IndexError(f"timesteps must lie within 0..{num_rows - 1}; got {low}..{high}")
+    if position.device.type == "cpu" and position.numel() and not torch.compiler.is_compiling():
+        low, high = (float(end) for end in position.aminmax())
+        if not (low >= 0 and high <= num_rows - 1):
+            raise IndexError(f"positions must be within 0..{num_rows - 1}, the table of gates; got {low:g}..{high:g}")
 
 
 def _gated(hidden: Tensor, gate: Tensor) -> Tensor:

@@ -18,9 +18,10 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 class NoiseColor(ModelMixin, ConfigMixin):
-    """Amplitude of each wave per timestep, (T, C, *space as rfftn has it), such that coloured noise has variance 1.
+    """Amplitude of each wave per row, (T, C, *space as rfftn has it), such that coloured noise has variance 1.
 
-    Correlations wrap around at the edges of the grid, also of one that is not periodic.
+    Rows are those of `DistributionalScheduler.noise_index`; for DDIM its timesteps. Correlations wrap around at the
+    edges of the grid, also of one that is not periodic.
     """
 
     amplitude: Tensor
@@ -36,10 +37,10 @@ class NoiseColor(ModelMixin, ConfigMixin):
         """Move to a device; amplitudes keep their dtype."""
         return move_only(self, *args, **kwargs)
 
-    def forward(self, white: Tensor, timestep: int) -> Tensor:
-        """White noise (B, C, *space) with the spectrum of this timestep and its variance."""
+    def forward(self, white: Tensor, row: int) -> Tensor:
+        """White noise (B, C, *space) with the spectrum of this row and its variance."""
         axes = tuple(range(2, white.ndim))
-        waves = torch.fft.rfftn(white, dim=axes) * self.amplitude[timestep].to(white)
+        waves = torch.fft.rfftn(white, dim=axes) * self.amplitude[row].to(white)
         return torch.fft.irfftn(waves, s=white.shape[2:], dim=axes)
 
 

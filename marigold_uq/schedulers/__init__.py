@@ -1,5 +1,6 @@
 """Distributional schedulers: DDIM, EDM and flow matching with one reverse step."""
 
+import math
 from typing import Any
 
 from marigold_uq.schedulers.distributional import DistributionalScheduler
@@ -15,9 +16,17 @@ FRAMEWORKS: dict[str, type[Any]] = {
 }
 """Name in a training config -> scheduler."""
 
+UNIT_DATA: dict[str, dict[str, float]] = {
+    "ddim": {},
+    "edm": {"sigma_data": 1.0, "training_log_mean": -1.2 + math.log(2)},  # EDM's own are for a deviation of .5
+    "flow": {},
+}
+"""Arguments of these schedulers for data of standard deviation 1."""
+
 __all__ = [
     "CLEAN",
     "FRAMEWORKS",
+    "UNIT_DATA",
     "DistributionalDDIMScheduler",
     "DistributionalEDMScheduler",
     "DistributionalFlowMatchScheduler",

@@ -3,8 +3,9 @@
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
+import torch
 from diffusers.schedulers.scheduling_ddim import DDIMSchedulerOutput
 from torch import Tensor
 
@@ -38,8 +39,6 @@ class DistributionalScheduler:
     """x_T is this times N(0, I)."""
     set_timesteps: Callable[..., None]
     """Chooses the timesteps of a chain, as diffusers' scheduler of the framework does."""
-    whole_timesteps: ClassVar[bool] = False
-    """Whether timesteps are the whole numbers 0..num_train_timesteps - 1, so that a table over them can be kept."""
 
     def for_chain(self, num_inference_steps: int, device: Any = None) -> Self:
         """A copy with the timesteps of one call; this scheduler stays as it is, so that calls may run at once."""
@@ -68,10 +67,27 @@ class DistributionalScheduler:
     def noisiest_timestep(self) -> int | float:
         """The timestep of most noise, where sampling starts."""
 
-    def noise_index(self, timesteps: Tensor) -> Tensor:
-        """Whole numbers (B,) within 0..num_train_timesteps - 1 that rise with the noise of timesteps (B,)."""
-        level, count = self.noise_level(timesteps), self.config.num_train_timesteps
-        return (count * level.noise / (level.signal + level.noise)).long().clamp(max=count - 1)
+    @abstractmethod
+    def timesteps_at(self, ranks: Tensor) -> Tensor:
+        """Timesteps (B,) of which these shares of all training timesteps have no more noise, ranks (B,) in [0, 1)."""
+
+    @abstractmethod
+    def table_position(self, timesteps: Tensor) -> Tensor:
+        """Where timesteps fall in a table over the noise of T = num_train_timesteps parts: numbers from 0 to T.
+
+        Training visits all parts alike, so that it can learn a row for each: the position is T times the rank.
+        """
+
+    def noise_index(self, timesteps: Tensor, num_rows: int | None = None) -> Tensor:
+        """The row of a table of `num_rows`, by default T, whose part holds timesteps: 0..num_rows - 1, by the noise."""
+        count = self.config.num_train_timesteps
+        return self.table_position(timesteps).long().clamp(max=count - 1) * (num_rows or count) // count
+
+    def table_timesteps(self, num_rows: int) -> Tensor:
+        """A timestep for each row of such a table: its middle, and for the last the one where sampling starts."""
+        middle = self.timesteps_at((torch.arange(num_rows) + 0.5) / num_rows)
+        middle[-1] = self.noisiest_timestep
+        return middle
 
     @property
     def family(self) -> type[NoiseDistribution]:
@@ -202,15 +218,6 @@ class DistributionalScheduler:
 def as_number(timestep: Timestep) -> int | float:
     """A timestep as a Python number, an integer where the schedule's are."""
     return timestep.item() if isinstance(timestep, Tensor) else timestep
-
-
-def require_whole_timesteps(scheduler: DistributionalScheduler, what: str) -> None:
-    """Refuse a framework of continuous timesteps for what keeps a table over timesteps."""
-    if not scheduler.whole_timesteps:
-        raise ValueError(
-            f"{what} need the timesteps 0..num_train_timesteps - 1 of a DistributionalDDIMScheduler; those of a "
-            f"{type(scheduler).__name__} are continuous"
-        )
 
 
 def check_head(noise_family: str, num_components: int, rank: int, eta: float, tau: float) -> None:

@@ -5,7 +5,6 @@ importable from here, or diffusers cannot load the component again.
 """
 
 import math
-from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -14,8 +13,8 @@ from diffusers.schedulers.scheduling_edm_euler import EDMEulerScheduler
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from torch import Tensor
 
-from marigold_uq.randomness import Generators, randn
-from marigold_uq.schedulers.distributional import DistributionalScheduler, Timestep, as_number, check_head
+from marigold_uq.schedulers.continuous import ContinuousScheduler
+from marigold_uq.schedulers.distributional import Timestep, as_number, check_head
 from marigold_uq.schedulers.reverse_step import CLEAN, NoiseLevel, OutputForm
 
 __all__ = ["DistributionalEDMScheduler", "SchedulerMixin"]
@@ -28,7 +27,7 @@ SHARED_WITH_EULER = (
 """Entries of a continuous Euler config that mean the same here."""
 
 
-class DistributionalEDMScheduler(DistributionalScheduler, EDMEulerScheduler):
+class DistributionalEDMScheduler(ContinuousScheduler, EDMEulerScheduler):
     """x_t = x_0 + sigma eps; the network sees c_in x_t and c_noise = ln(sigma) / 4; x_0 = c_skip x_t + c_out F.
 
     Timesteps are c_noise, F is the network's output. Given x_t it is affine in x_0, so its distribution goes through
@@ -82,7 +81,7 @@ class DistributionalEDMScheduler(DistributionalScheduler, EDMEulerScheduler):
             rho=rho,
             final_sigmas_type=final_sigmas_type,
         )
-        self._chain: dict[float, tuple[float, float]] = {}
+        self._chain = {}
 
     @classmethod
     def from_config(cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
@@ -112,7 +111,7 @@ class DistributionalEDMScheduler(DistributionalScheduler, EDMEulerScheduler):
         if not count or count < 1:
             raise ValueError(f"num_inference_steps must be at least 1; got {num_inference_steps}")
         super().set_timesteps(count, device, None if sigmas is None else torch.as_tensor(sigmas))
-        self._chain = dict(zip(self.timesteps.tolist(), pairwise(self.sigmas.tolist()), strict=True))
+        self._note_chain()
 
     def noise_level(self, timestep: Timestep) -> NoiseLevel[Any]:
         """a = 1, s = sigma = exp(4 c_noise)."""
@@ -123,10 +122,7 @@ class DistributionalEDMScheduler(DistributionalScheduler, EDMEulerScheduler):
 
     def previous_level(self, timestep: int | float) -> NoiseLevel[float]:
         """The next lower sigma of the chain, at the end 0 (or sigma_min, as the config says)."""
-        self._check_steps()
-        if timestep not in self._chain:
-            raise ValueError(f"a step starts at one of the scheduler's timesteps; got {timestep}")
-        sigma = self._chain[timestep][1]
+        sigma = self._next_noise(timestep)
         return NoiseLevel(1.0, sigma) if sigma else CLEAN
 
     def output_form(self, level: NoiseLevel[Any]) -> OutputForm[Any]:
@@ -145,10 +141,13 @@ class DistributionalEDMScheduler(DistributionalScheduler, EDMEulerScheduler):
             sigma = self.noise_level(timestep).noise
         return (sample / (sigma**2 + self.config.sigma_data**2) ** 0.5).to(sample.dtype)
 
-    def sample_timesteps(self, batch: int, generator: Generators = None) -> Tensor:
-        """c_noise of ln(sigma) ~ N(training_log_mean, training_log_std^2)."""
-        z = randn((), (batch,), like=torch.empty(()), generator=generator)
-        return 0.25 * (self.config.training_log_mean + self.config.training_log_std * z)
+    def normal_score(self, timesteps: Tensor) -> Tensor:
+        """(ln(sigma) - training_log_mean) / training_log_std."""
+        return (4 * timesteps - self.config.training_log_mean) / self.config.training_log_std
+
+    def timesteps_of_score(self, score: Tensor) -> Tensor:
+        """c_noise of ln(sigma) = training_log_mean + training_log_std score."""
+        return 0.25 * (self.config.training_log_mean + self.config.training_log_std * score)
 
     @property
     def noisiest_timestep(self) -> float:

@@ -4,7 +4,6 @@ The module path is written into model_index.json of saved pipelines: it is a fil
 importable from here, or diffusers cannot load the component again.
 """
 
-from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -13,14 +12,14 @@ from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchE
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from torch import Tensor
 
-from marigold_uq.randomness import Generators, randn
-from marigold_uq.schedulers.distributional import DistributionalScheduler, Timestep, as_number, check_head
+from marigold_uq.schedulers.continuous import ContinuousScheduler
+from marigold_uq.schedulers.distributional import Timestep, as_number, check_head
 from marigold_uq.schedulers.reverse_step import NoiseLevel, OutputForm
 
 __all__ = ["DistributionalFlowMatchScheduler", "SchedulerMixin"]
 
 
-class DistributionalFlowMatchScheduler(DistributionalScheduler, FlowMatchEulerDiscreteScheduler):
+class DistributionalFlowMatchScheduler(ContinuousScheduler, FlowMatchEulerDiscreteScheduler):
     """x_t = (1 - s) x_0 + s eps with timesteps s num_train_timesteps; the network puts out eps - x_0.
 
     Takes the place of diffusers' FlowMatchEulerDiscreteScheduler, the schedule of models like Stable Diffusion 3.
@@ -87,14 +86,14 @@ class DistributionalFlowMatchScheduler(DistributionalScheduler, FlowMatchEulerDi
             stochastic_sampling=stochastic_sampling,
         )
         self.num_inference_steps = None
-        self._chain: dict[float, tuple[float, float]] = {}
+        self._chain = {}
 
     def set_timesteps(self, num_inference_steps: int | None = None, *args: Any, **kwargs: Any) -> None:
         """Stock's, with its arguments: device, sigmas, mu (of dynamic shifting), timesteps."""
         if num_inference_steps is not None and num_inference_steps < 1:
             raise ValueError(f"num_inference_steps must be at least 1; got {num_inference_steps}")
         super().set_timesteps(num_inference_steps, *args, **kwargs)
-        self._chain = dict(zip(self.timesteps.tolist(), pairwise(self.sigmas.tolist()), strict=True))
+        self._note_chain()
 
     def noise_level(self, timestep: Timestep) -> NoiseLevel[Any]:
         """a = 1 - s, s = t / num_train_timesteps."""
@@ -107,20 +106,22 @@ class DistributionalFlowMatchScheduler(DistributionalScheduler, FlowMatchEulerDi
 
     def previous_level(self, timestep: int | float) -> NoiseLevel[float]:
         """The next lower time of the chain, 0 at the end."""
-        self._check_steps()
-        if timestep not in self._chain:
-            raise ValueError(f"a step starts at one of the scheduler's timesteps; got {timestep}")
-        time = self._chain[timestep][1]
+        time = self._next_noise(timestep)
         return NoiseLevel(1 - time, time)
 
     def output_form(self, level: NoiseLevel[Any]) -> OutputForm[Any]:
         """The velocity eps - x_0."""
         return OutputForm(-1.0, 1.0)
 
-    def sample_timesteps(self, batch: int, generator: Generators = None) -> Tensor:
+    def normal_score(self, timesteps: Tensor) -> Tensor:
+        """(logit(s) - training_logit_mean) / training_logit_std, with the schedule's static shift undone."""
+        time = timesteps / self.config.num_train_timesteps
+        time = (time / (self.config.shift - (self.config.shift - 1) * time)).clamp(0, 1)
+        return (torch.logit(time) - self.config.training_logit_mean) / self.config.training_logit_std
+
+    def timesteps_of_score(self, score: Tensor) -> Tensor:
         """Logit-normal times, moved by the schedule's static shift."""
-        z = randn((), (batch,), like=torch.empty(()), generator=generator)
-        time = torch.sigmoid(self.config.training_logit_mean + self.config.training_logit_std * z)
+        time = torch.sigmoid(self.config.training_logit_mean + self.config.training_logit_std * score)
         time = self.config.shift * time / (1 + (self.config.shift - 1) * time)
         return time * self.config.num_train_timesteps
 

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from marigold_uq.distributions import NoiseDistribution, SampleDistribution
 from marigold_uq.models.mlp import StackedBaseline
-from marigold_uq.schedulers.distributional import require_whole_timesteps
-from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
+from marigold_uq.schedulers.distributional import DistributionalScheduler
 from marigold_uq.scores import sample_scores
 
 Batch = Mapping[str, Tensor]
@@ -63,8 +62,7 @@ class DenoisingObjective:
         num_draws: Draws M of a family that is known through draws only.
     """
 
-    def __init__(self, scheduler: DistributionalDDIMScheduler, num_targets: int = 1, *, num_draws: int = 4) -> None:
-        require_whole_timesteps(scheduler, "the gates of a tabular network")
+    def __init__(self, scheduler: DistributionalScheduler, num_targets: int = 1, *, num_draws: int = 4) -> None:
         if scheduler.family.noise_channels and num_draws < 2:
             raise ValueError(
                 f"the fair score of family {scheduler.family.name!r} needs num_draws >= 2; got {num_draws}"
@@ -74,10 +72,9 @@ class DenoisingObjective:
         self.num_targets = num_targets
 
     def draw(self, num_rows: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """Timesteps uniform in 0..T-1, every one that sampling visits, and noise."""
-        last = self.scheduler.config.num_train_timesteps
+        """Timesteps as the framework draws them, for DDIM uniformly, and noise."""
         drawn = {
-            "timestep": torch.randint(last, (num_rows,), generator=generator),
+            "timestep": self.scheduler.sample_timesteps(num_rows, generator),
             "noise": torch.randn(num_rows, self.num_targets, generator=generator),
         }
         if self.num_draws:
@@ -86,11 +83,16 @@ class DenoisingObjective:
         return drawn
 
     def examples(self, rows: Batch) -> dict[str, Tensor]:
-        """x_t and the target at which the predicted distribution is scored."""
-        of_noise = rows["residual"], rows["noise"], rows["timestep"]  # each (n, ...)
-        kept = {name: column for name, column in rows.items() if name not in ("noise", "residual")}
-        x_t, target = self.scheduler.add_noise(*of_noise), self.scheduler.training_target(*of_noise)
-        return {**kept, "x_t": x_t, "target": target}
+        """x_t as the network sees it, its position in the table, and the target that the distribution is scored at."""
+        timestep = rows["timestep"]
+        of_noise = rows["residual"], rows["noise"], timestep  # each (n, ...)
+        kept = {name: column for name, column in rows.items() if name not in ("noise", "residual", "timestep")}
+        return {
+            **kept,
+            "x_t": self.scheduler.scale_model_input(self.scheduler.add_noise(*of_noise), timestep),
+            "position": self.scheduler.table_position(timestep),
+            "target": self.scheduler.training_target(*of_noise),
+        }
 
     def scores(self, model: nn.Module, batch: Batch) -> Tensor:
         """Score of the predicted distribution at `target`, mean over targets, (S, B)."""
@@ -100,9 +102,9 @@ class DenoisingObjective:
 
     def _distribution(self, model: nn.Module, batch: Batch) -> NoiseDistribution:
         """All draws of an implicit distribution are rows of one network call."""
-        x_t, timestep, features, baseline = (batch[name] for name in ("x_t", "timestep", "features", "baseline"))
+        x_t, position, features, baseline = (batch[name] for name in ("x_t", "position", "features", "baseline"))
         if not self.num_draws:
-            return self.scheduler.noise_distribution(model(x_t, timestep, features, baseline).flatten(0, 1))
+            return self.scheduler.noise_distribution(model(x_t, position, features, baseline).flatten(0, 1))
         x_t, features, baseline = (v.repeat_interleave(self.num_draws, 1) for v in (x_t, features, baseline))
-        raw = model(torch.cat([x_t, batch["input_noise"].flatten(1, 2)], -1), timestep, features, baseline)
+        raw = model(torch.cat([x_t, batch["input_noise"].flatten(1, 2)], -1), position, features, baseline)
         return SampleDistribution(raw.unflatten(1, (-1, self.num_draws)).movedim(2, 0).flatten(1, 2))  # (M, S B, C)

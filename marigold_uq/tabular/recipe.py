@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marigold_uq.distributions import family_class
-from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
+from marigold_uq.schedulers import FRAMEWORKS, UNIT_DATA, DistributionalScheduler
 from marigold_uq.training.selection import AUTO
 
 TABLE_FAMILIES = ("point", "gaussian", "mixture", "sample")
@@ -35,8 +35,9 @@ class TrainingOptions:
         batch_size, learning_rate: Of the denoiser.
         early_stopping: Stop each model on an inner split of the training rows; False trains `max_epochs`.
         patience: Epochs without progress.
-        prediction_type: What the distribution describes: "epsilon", "v_prediction" or "sample" (x_0).
-        num_timesteps: Of the diffusion.
+        framework: "ddim", "edm" or "flow" (matching).
+        prediction_type: What the distribution describes under ddim: "epsilon", "v_prediction" or "sample" (x_0).
+        num_timesteps: Of the diffusion; under edm and flow the noise levels that the network has gates of its own for.
         kappa_from_validation: Choose kappa on the rows that each model stopped on, around out-of-fold predictions of
             the baseline (20 rows or more); not where a target takes few values. The preset "default" does so for
             tables of fewer than 500 rows.
@@ -53,6 +54,7 @@ class TrainingOptions:
     learning_rate: float | None = None
     early_stopping: bool | None = None
     patience: int | None = None
+    framework: str | None = None
     prediction_type: str | None = None
     num_timesteps: int | None = None
     kappa_from_validation: bool | None = None
@@ -70,6 +72,7 @@ class Recipe:
     num_draws: int = 4
     """Draws per row in training of the family "sample"."""
     num_models: int = 1
+    framework: str = "ddim"
     prediction_type: Literal["epsilon", "sample", "v_prediction"] = "epsilon"
     num_timesteps: int = 50
     num_inference_steps: int | None = None
@@ -107,6 +110,8 @@ class Recipe:
             raise ValueError(f"candidates must name at least 2 families; got {list(self.candidates)}")
         if not self.steps or not all(isinstance(number, Integral) and number >= 1 for number in self.steps):
             raise ValueError(f"steps must be integers of at least 1; got {list(self.steps)}")
+        if self.framework not in FRAMEWORKS:
+            raise ValueError(f"framework must be one of {', '.join(FRAMEWORKS)}; got {self.framework!r}")
         if self.baseline not in ("mlp", "trees", "experts", "none"):
             raise ValueError(f"baseline must be 'mlp', 'trees', 'experts' or 'none'; got {self.baseline!r}")
         counts = ("num_components", "num_models", "num_timesteps", "batch_size", "max_epochs", "baseline_epochs")
@@ -124,19 +129,24 @@ class Recipe:
         if not self.learning_rate > 0:
             raise ValueError(f"learning_rate must be positive; got {self.learning_rate!r}")
 
-    def scheduler(self) -> DistributionalDDIMScheduler:
-        """T timesteps, linear betas 0.001..0.35, eta = 1, no clipping."""
-        return DistributionalDDIMScheduler(
-            num_train_timesteps=self.num_timesteps,
-            beta_start=0.001,
-            beta_end=0.35,
-            clip_sample=False,
-            prediction_type=self.prediction_type,
-            timestep_spacing="trailing",
-            noise_family=self.noise_family,
-            num_components=self.num_components if self.noise_family == "mixture" else 1,
-            eta=1.0,
-        )
+    def scheduler(self) -> DistributionalScheduler:
+        """Of the framework, eta = 1; for ddim linear betas 0.001..0.35 and no clipping."""
+        options: dict[str, Any] = {
+            "num_train_timesteps": self.num_timesteps,
+            "noise_family": self.noise_family,
+            "num_components": self.num_components if self.noise_family == "mixture" else 1,
+            "eta": 1.0,
+        }
+        if self.framework == "ddim":
+            options |= {
+                "beta_start": 0.001,
+                "beta_end": 0.35,
+                "clip_sample": False,
+                "prediction_type": self.prediction_type,
+                "timestep_spacing": "trailing",
+            }
+        scheduler: DistributionalScheduler = FRAMEWORKS[self.framework](**UNIT_DATA[self.framework], **options)
+        return scheduler
 
 
 @dataclass(frozen=True)
@@ -211,6 +221,9 @@ def resolve_recipe(preset: str, num_rows: int, *, options: TrainingOptions | Non
         for name, value in {**changes, **details}.items()
         if value is not None
     }
+    framework, output = given.get("framework", "ddim"), given.get("prediction_type")
+    if framework != "ddim" and output is not None:
+        raise ValueError(f"prediction_type={output!r} is ddim's; framework {framework!r} has one of its own")
     early_stopping = given.pop("early_stopping", None)
     if early_stopping is False and "patience" in given:
         raise ValueError(f"patience={given['patience']} needs early stopping, but early_stopping is False")

@@ -21,6 +21,7 @@ from marigold_uq.calibration import (
     residual_ratio,
     unit_means,
 )
+from marigold_uq.distributions import NoiseDistribution
 from marigold_uq.models.mlp import StackedBaseline, StackedModel
 from marigold_uq.novelty import Novelty
 from marigold_uq.pipelines.tabular.columns import TabularEncoder, is_frame
@@ -209,6 +210,14 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         ends = self._draw(X, coverage=coverage).interval
         assert ends is not None
         return self._shaped(np.moveaxis(ends, 0, 1))
+
+    def predict_distribution(self, X: Any) -> NoiseDistribution:
+        """The predictive distribution (rows, outputs) of one denoising step in closed form, without a draw.
+
+        It has `mean`, `stddev`, `quantile`, `cdf` and `log_prob`, in units of y. Draws in several steps have (slightly)
+        another distribution: train at `num_inference_steps=1`, or compare by CRPS, before you rely on it.
+        """
+        return self.pipeline_.one_step_distribution(self._features(X), generator=self._generator())
 
     def predict_uncertainty(self, X: Any) -> TabularUncertainty:
         """Total uncertainty of each row, and where it comes from; all are standard deviations."""

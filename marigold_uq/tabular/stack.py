@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from marigold_uq.models.mlp import StackedBaseline, StackedMLP
 from marigold_uq.randomness import member_seed
-from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
+from marigold_uq.schedulers.distributional import DistributionalScheduler
 from marigold_uq.tabular.experts import ExpertBaseline
 from marigold_uq.tabular.experts.fitting import ExpertOptions, fit_experts, stack_experts
 from marigold_uq.tabular.objectives import BaselineObjective, DenoisingObjective
@@ -53,7 +53,7 @@ class FittedStack:
     network: StackedMLP
     baseline: StackedBaseline | ExpertBaseline | None
     """With experts one model per table, which its networks share; else one per model of the network."""
-    scheduler: DistributionalDDIMScheduler
+    scheduler: DistributionalScheduler
     epochs: list[int]
     validation: ValidationRows | None
     """None without early stopping, and with a baseline that has seen the rows."""
@@ -202,7 +202,7 @@ def build_denoiser(
     models: Sequence[Standardised],
     predictions: Sequence[Tensor],
     recipe: Recipe,
-    scheduler: DistributionalDDIMScheduler,
+    scheduler: DistributionalScheduler,
     extras: Sequence[Tensor] | None = None,
 ) -> tuple[StackedMLP, StackedTrainer]:
     """Network and trainer for the residuals around `predictions`; `extras` (n, E) join the features."""
@@ -313,13 +313,13 @@ def _repeats(num_rows: int) -> int:
 def _fixed_draws(
     objective: DenoisingObjective, generator: torch.Generator
 ) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
-    """Draws of validation rows, made once; their timesteps rise evenly through the schedule."""
+    """Draws of validation rows, made once; their timesteps rise evenly through those of training."""
 
     def draw(rows: dict[str, Tensor]) -> dict[str, Tensor]:
         num_rows = len(rows["residual"])
-        drawn, last = objective.draw(num_rows, generator), objective.scheduler.config.num_train_timesteps
+        drawn = objective.draw(num_rows, generator)
         part = torch.arange(num_rows) * _MAX_REPEATS // num_rows
         where = (part + torch.rand(num_rows, generator=generator)) / _MAX_REPEATS
-        return objective.examples({**rows, **drawn, "timestep": (where * last).long().clamp(max=last - 1)})
+        return objective.examples({**rows, **drawn, "timestep": objective.scheduler.timesteps_at(where)})
 
     return draw

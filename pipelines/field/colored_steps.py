@@ -2,13 +2,14 @@
 
 import math
 
+import torch
 from torch import Tensor
 
 from marigold_uq.distributions import GaussianDistribution
 from marigold_uq.models.noise_color import NoiseColor
 from marigold_uq.randomness import Generators, randn
 from marigold_uq.sampling import ReverseStep
-from marigold_uq.schedulers.distributional import DistributionalScheduler, require_whole_timesteps
+from marigold_uq.schedulers.distributional import DistributionalScheduler
 
 __all__ = ["ColoredSteps"]
 
@@ -28,11 +29,11 @@ class ColoredSteps:
         """Note the step; its noise is drawn in `redraw`."""
         if not isinstance(step.law, GaussianDistribution):
             raise TypeError(f"coloured noise is for family 'gaussian'; got {step.law.name!r}")
-        require_whole_timesteps(scheduler, "the colours of noise")
         c = scheduler.step_coefficients(step.timestep)
         loc, x_t = step.law.loc, step.x_t.to(step.law.dtype)
         head, white = (randn((), loc.shape, like=loc, generator=self.generator) for _ in range(2))
-        noise = c.output * step.law.scale * self.color(head, int(step.timestep)) + c.std_dev * white
+        row = int(scheduler.noise_index(torch.as_tensor(step.timestep), len(self.color.amplitude)))
+        noise = c.output * step.law.scale * self.color(head, row) + c.std_dev * white
         self._next = c.sample * x_t + c.output * loc + math.sqrt(scheduler.config.tau) * noise
 
     def redraw(self, index: int, timestep: int | float, x_prev: Tensor) -> Tensor:

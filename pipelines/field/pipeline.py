@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from marigold_uq.calibration import Calibration, IntervalGrid, check_coverage
 from marigold_uq.denoising import Denoiser
+from marigold_uq.distributions import NoiseDistribution
 from marigold_uq.models.field_encoder import FieldEncoder
 from marigold_uq.models.field_head import raw_output
 from marigold_uq.models.noise_color import NoiseColor
@@ -27,7 +28,7 @@ from marigold_uq.pipelines.field.colored_steps import ColoredSteps
 from marigold_uq.pipelines.field.output import FieldForecast, blend, damp, stretch
 from marigold_uq.pipelines.field.states import InitialStates, as_seconds, read_states
 from marigold_uq.randomness import Generators, base_seed, member_generators
-from marigold_uq.sampling import StepObserver, initial_noise, reverse_diffusion
+from marigold_uq.sampling import StepObserver, initial_noise, one_step_distribution, reverse_diffusion
 from marigold_uq.schedulers.distributional import DistributionalScheduler
 from marigold_uq.uncertainty import TrajectoryUncertainty
 
@@ -222,6 +223,35 @@ class FieldForecastPipeline(UncertaintyPipeline):
         )
         wanted = output_type or ("xarray" if start.from_xarray else "pt")
         return forecast.to_xarray() if wanted == "xarray" else forecast
+
+    @torch.no_grad()
+    def one_step_distribution(
+        self, state: Any, *, time: ArrayLike | None = None, generator: Generators = None, num_draws: int = 1
+    ) -> NoiseDistribution:
+        """The distribution (B, C, *space) of the next state by one network call: moments, quantiles, density, draws.
+
+        Members of a forecast in one denoising step are drawn from it, each from a start of its own, before dampings and
+        kappa. Coloured noise has its marginals.
+
+        Args:
+            state: As in a call; xarray's too.
+            time: As in a call.
+            generator: Of the starts: one for all, or one for each of the B states. After zero terminal SNR, and in flow
+                matching, a trained network hardly looks at them.
+            num_draws: Network calls of the family "sample".
+        """
+        start = read_states(state, time, self.encoder)
+        history = start.history.to(self._execution_device)  # (B, history, C, *space)
+        when = None if start.time is None else torch.from_numpy(np.array(start.time))
+        condition = self.encoder.condition(history, when).to(self.unet.dtype)
+        increment = one_step_distribution(
+            self.denoiser(condition),
+            self.scheduler.for_chain(1, self._execution_device),
+            initial_noise((len(history), *self.encoder.event_shape), like=condition, generator=generator),
+            num_draws=num_draws,
+            generator=generator,
+        )
+        return self.encoder.decode_distribution(history[:, -1], increment)
 
     def calibrate_samples(self, samples: Tensor, time: ArrayLike | None) -> Tensor:
         """Samples (M, B, L, C, *space) of B forecasts with the calibrated mean and spread.

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from marigold_uq.calibration import Calibration, apply_kappa, check_coverage
 from marigold_uq.denoising import Denoiser
+from marigold_uq.distributions import MixtureDistribution, NoiseDistribution, SampleDistribution
 from marigold_uq.metrics import nested_interval
 from marigold_uq.metrics import quantiles as quantiles_of
 from marigold_uq.models.mlp import StackedMLP, StackedModel
@@ -23,9 +24,8 @@ from marigold_uq.novelty import Novelty, novelty_features
 from marigold_uq.pipelines.base import UncertaintyPipeline
 from marigold_uq.pipelines.tabular.columns import TabularEncoder, is_frame
 from marigold_uq.randomness import base_seed, member_seed
-from marigold_uq.sampling import initial_noise, reverse_diffusion
-from marigold_uq.schedulers.distributional import require_whole_timesteps
-from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
+from marigold_uq.sampling import initial_noise, one_step_distribution, reverse_diffusion
+from marigold_uq.schedulers.distributional import DistributionalScheduler
 from marigold_uq.uncertainty import TrajectoryUncertainty, VarianceDecomposition, decompose_member_samples
 
 Array = NDArray[np.float64]
@@ -90,13 +90,13 @@ class TabularRegressionPipeline(UncertaintyPipeline):
 
     _optional_components = ["baseline"]  # noqa: RUF012, diffusers reads a list
     network: StackedMLP
-    scheduler: DistributionalDDIMScheduler
+    scheduler: DistributionalScheduler
     baseline: StackedModel | None
 
     def __init__(
         self,
         network: StackedMLP,
-        scheduler: DistributionalDDIMScheduler,
+        scheduler: DistributionalScheduler,
         baseline: StackedModel | None = None,
         columns: list[dict[str, Any]] | None = None,
         default_denoising_steps: int | None = None,
@@ -105,7 +105,11 @@ class TabularRegressionPipeline(UncertaintyPipeline):
         calibration: list[dict[str, Any]] | None = None,
     ) -> None:
         super().__init__()
-        require_whole_timesteps(scheduler, "the gates of a tabular network")
+        if scheduler.config.num_train_timesteps != network.config.num_timesteps:
+            raise ValueError(
+                f"the network has gates for {network.config.num_timesteps} noise levels, but the scheduler has "
+                f"num_train_timesteps = {scheduler.config.num_train_timesteps}"
+            )
         self.register_modules(network=network, scheduler=scheduler, baseline=baseline)
         self.register_to_config(
             columns=columns,
@@ -272,6 +276,42 @@ class TabularRegressionPipeline(UncertaintyPipeline):
             output.interval = _interval(output, record, coverage)
         return output
 
+    @torch.no_grad()
+    def one_step_distribution(
+        self, features: ArrayLike, *, generator: torch.Generator | None = None, num_draws: int = 1
+    ) -> NoiseDistribution:
+        """The predictive distribution (rows, C) by one network call, in original units: moments, quantiles, density.
+
+        Draws in one denoising step come from it, each from a start of its own: the models in equal parts, with kappa,
+        but without moving to known values.
+
+        Args:
+            features: As in a call.
+            generator: Of the starts, one per row; None always takes the same.
+            num_draws: Network calls of the family "sample". Family "point" says nothing of the spread and is refused.
+        """
+        if not (self.scheduler.family.has_density or self.scheduler.family.noise_channels):
+            raise TypeError(f"one step of family {self.scheduler.family.name!r} has no spread; draw in several steps")
+        matrix, net = self.encode(features), self.network
+        num_models, num_rows = net.config.num_models, len(matrix)
+        rows = self._prepare(matrix)
+        generators = row_generators(matrix, self.model_numbers, 0 if generator is None else base_seed(generator))
+        x_T = initial_noise(
+            (num_models * num_rows, net.config.num_targets, 1), like=rows.features, generator=generators
+        )
+        denoiser, scheduler = self.denoiser(rows.features, rows.baseline, 1), self.scheduler.for_chain(1)
+        law = one_step_distribution(denoiser, scheduler, x_T, num_draws=num_draws, generator=generators)
+        scale, centre = (part.expand(-1, num_rows, -1, -1).flatten(0, 1) for part in (rows.scale, rows.centre))
+        law = law.affine(scale, centre)._map(lambda parameter: parameter.squeeze(-1))  # a row has one draw
+        pooled = _pool([law[s * num_rows : (s + 1) * num_rows] for s in range(num_models)])
+        kappa = pooled.mean.new_tensor(self._kappas(self.calibration_for(num_inference_steps=1)))
+        return pooled.affine(kappa, (1 - kappa) * pooled.mean)
+
+    def _kappas(self, record: Calibration) -> tuple[float, ...]:
+        """One per target."""
+        num_targets = self.network.config.num_targets
+        return record.kappas if len(record.kappas) == num_targets else record.kappas * num_targets
+
     def _check_baseline_output(self, given: BaselineOutput, num_rows: int) -> None:
         """Rows as the features, columns as the network expects."""
         sizes = (self.network.config.num_targets, self.network.config.num_extras)
@@ -284,10 +324,9 @@ class TabularRegressionPipeline(UncertaintyPipeline):
         """Draws of the models in turn, stretched by kappa, then moved to known values."""
         samples = model_samples.swapaxes(0, 1).reshape(-1, *model_samples.shape[2:])
         num_targets = samples.shape[-1]
-        kappas = record.kappas if len(record.kappas) == num_targets else record.kappas * num_targets
         known = self.config.values or [None] * num_targets
         columns = [samples[..., c] for c in range(num_targets)]
-        for c, (kappa, values) in enumerate(zip(kappas, known, strict=True)):
+        for c, (kappa, values) in enumerate(zip(self._kappas(record), known, strict=True)):
             if kappa != 1:
                 columns[c] = apply_kappa(torch.from_numpy(columns[c]), kappa).numpy()
             if values is not None:
@@ -298,7 +337,7 @@ class TabularRegressionPipeline(UncertaintyPipeline):
         self,
         matrix: Array,
         num_draws: int,
-        scheduler: DistributionalDDIMScheduler,
+        scheduler: DistributionalScheduler,
         seed: int,
         watch: bool,
         given: BaselineOutput | None,
@@ -306,21 +345,18 @@ class TabularRegressionPipeline(UncertaintyPipeline):
         """One chunk of rows."""
         net = self.network
         num_models, num_rows, num_targets = net.config.num_models, len(matrix), net.config.num_targets
-        rows = torch.tensor(matrix).to(net.feature_mean)  # a copy: the array may be read-only
-        standardised = (rows - net.feature_mean.unsqueeze(1)) / net.feature_scale.unsqueeze(1)  # (S, rows, F)
-        baseline, features = (values.to(net.gate.dtype) for values in self._condition(standardised, given))
+        rows = self._prepare(matrix, given)
         generators = row_generators(matrix, self.model_numbers, seed)
-        x_T = initial_noise((num_models * num_rows, num_targets, num_draws), like=features, generator=generators)
+        x_T = initial_noise((num_models * num_rows, num_targets, num_draws), like=rows.features, generator=generators)
         observer = TrajectoryUncertainty()
         x_0 = reverse_diffusion(
-            self.denoiser(features, baseline, num_draws),
+            self.denoiser(rows.features, rows.baseline, num_draws),
             scheduler,
             x_T,
             generator=generators,
             observers=[observer] if watch else [],
         )
-        scale = (net.residual_scale * net.target_scale)[:, None, :, None]  # (S, 1, C, 1)
-        centre = (baseline * net.target_scale.unsqueeze(1) + net.target_mean.unsqueeze(1)).unsqueeze(-1)
+        scale, centre = rows.scale, rows.centre
         samples = x_0.unflatten(0, (num_models, num_rows)) * scale + centre  # (S, rows, C, n)
         rows_first = samples.permute(0, 3, 1, 2).double().cpu()
         if not watch:
@@ -335,6 +371,16 @@ class TabularRegressionPipeline(UncertaintyPipeline):
             variance.mean((0, 3)).sqrt().double().cpu().numpy(),
             novelty_features(mean.mean(0), std, between).cpu(),
         )
+
+    def _prepare(self, matrix: Array, given: BaselineOutput | None = None) -> "_Prepared":
+        """What the network sees of a chunk of rows, and how its output becomes predictions."""
+        net = self.network
+        rows = torch.tensor(matrix).to(net.feature_mean)  # a copy: the array may be read-only
+        standardised = (rows - net.feature_mean.unsqueeze(1)) / net.feature_scale.unsqueeze(1)  # (S, rows, F)
+        baseline, features = (values.to(net.gate.dtype) for values in self._condition(standardised, given))
+        scale = (net.residual_scale * net.target_scale)[:, None, :, None]
+        centre = (baseline * net.target_scale.unsqueeze(1) + net.target_mean.unsqueeze(1)).unsqueeze(-1)
+        return _Prepared(features, baseline, scale, centre)
 
     def _condition(self, features: Tensor, given: BaselineOutput | None = None) -> tuple[Tensor, Tensor]:
         """The baseline's prediction (S, rows, C), and the features with what it says beyond, (S, rows, F + E)."""
@@ -351,15 +397,25 @@ class TabularRegressionPipeline(UncertaintyPipeline):
 
     def denoiser(self, features: Tensor, baseline: Tensor, num_draws: int) -> Denoiser:
         """All draws of a row are one event (C, n), so that a row needs one generator; the network sees n rows."""
-        num_models = features.shape[0]
+        num_models, position = features.shape[0], self.scheduler.table_position
         condition = [values.repeat_interleave(num_draws, dim=1) for values in (features, baseline)]  # (S, rows n, .)
 
         def denoise(x_t: Tensor, timestep: Tensor | int) -> Tensor:
             stacked = x_t.unflatten(0, (num_models, -1)).transpose(2, 3).flatten(1, 2)  # (S, rows n, C)
-            raw = self.network(stacked, timestep, *condition)  # (S, rows n, channels)
+            raw = self.network(stacked, position(torch.as_tensor(timestep)), *condition)  # (S, rows n, channels)
             return raw.unflatten(1, (-1, num_draws)).transpose(2, 3).flatten(0, 1)  # (S rows, channels, n)
 
         return denoise
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """Rows for the network; predictions are scale x_0 + centre."""
+
+    features: Tensor  # (S, rows, F + E)
+    baseline: Tensor  # (S, rows, C)
+    scale: Tensor  # (S, 1, C, 1)
+    centre: Tensor  # (S, rows, C, 1)
 
 
 @dataclass(frozen=True)
@@ -369,6 +425,12 @@ class _Rows:
     samples: Array  # (S, n, rows, C)
     epistemic: Array | None = None  # (rows, C)
     novelty: Tensor | None = None  # (rows, D)
+
+
+def _pool(parts: Sequence[NoiseDistribution]) -> NoiseDistribution:
+    """The distributions of the models in equal parts."""
+    draws = [part for part in parts if isinstance(part, SampleDistribution)]
+    return SampleDistribution.stack(draws) if draws else MixtureDistribution.pool(parts)
 
 
 def row_generators(matrix: Array, models: Sequence[int], seed: int) -> list[torch.Generator]:

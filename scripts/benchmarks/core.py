@@ -4,7 +4,7 @@
 
 Every number is a median of processor time, and every ratio compares two things measured in the same run, turn by turn:
 on one thread, processor time is what a quiet machine would take, and other programs disturb it little. Prints Markdown;
-`--output` also writes JSON. About two minutes; `--parts` chooses.
+`--output` also writes JSON. A few minutes, most of them for `compiled` and `training`; `--parts` chooses.
 """
 
 import copy
@@ -34,7 +34,7 @@ from tqdm import tqdm
 
 from marigold_uq.commands.runner import Invocation, run_command
 from marigold_uq.denoising import predict_output
-from marigold_uq.distributions import HeadOptions, LowRankDistribution
+from marigold_uq.distributions import HeadOptions, LowRankDistribution, family_class
 from marigold_uq.files import make_folder
 from marigold_uq.metrics import crps
 from marigold_uq.models.widen import widen
@@ -54,6 +54,7 @@ FAMILY_OPTIONS: dict[str, dict[str, int]] = {
 TRAINING_TARGETS = {"gaussian": 1.05, "mixture": 1.15, "low_rank": 1.15}
 """Most that a training step may cost, relative to the `point` step of the same backbone."""
 TRAINING_LATENT, TRAINING_BATCH = (4, 24, 32), 4
+COMPILED_FAMILIES = ("gaussian", "mixture", "low_rank")
 DIMENSIONS = (1_024, 4_096, 16_384, 36_864, 147_456)  # the fourth is 4 x 96 x 96
 RANK, LOW_RANK_BATCH = 3, 4
 NUM_MEMBERS, NUM_POINTS = 100, 20_000
@@ -146,6 +147,25 @@ def benchmark_schedulers(framework: str, shape: Sequence[int], turns: int) -> li
         generator = torch.Generator().manual_seed(2)
         runners[family] = partial(scheduler.step, raw, timestep, sample, generator=generator)
     return race(runners, "stock", turns=turns, warmup=5)
+
+
+def benchmark_compiled(family: str, turns: int) -> list[Row]:
+    """Head, score and gradient of raw output, eager and compiled into one graph: what follows the network."""
+    head, shape = HeadOptions(**FAMILY_OPTIONS[family]), TRAINING_LATENT
+    kind, generator = family_class(family), torch.Generator().manual_seed(0)
+    channels = kind.num_raw_channels(shape[0], head)
+    raw = torch.randn(TRAINING_BATCH, channels, *shape[1:], generator=generator, requires_grad=True)
+    target = torch.randn(TRAINING_BATCH, *shape, generator=generator)
+
+    def loss(raw: Tensor) -> Tensor:
+        return mean_score(kind.from_raw(raw, head, event_shape=shape), target)
+
+    compiled = torch.compile(loss, fullgraph=True)
+    runners: dict[str, Callable[[], Any]] = {
+        "eager": lambda: torch.autograd.grad(loss(raw), raw),
+        "compiled": lambda: torch.autograd.grad(compiled(raw), raw),
+    }
+    return race(runners, "eager", turns=turns, warmup=3)
 
 
 def small_unet() -> UNet2DConditionModel:
@@ -356,6 +376,16 @@ def report_schedulers(turns: int) -> dict[str, Any]:
     return results
 
 
+def report_compiled(turns: int) -> dict[str, Any]:
+    """Head, score and gradient, compiled and eager."""
+    results = {}
+    for family in COMPILED_FAMILIES:
+        rows = benchmark_compiled(family, turns)
+        print_rows(f"Head, score and gradient of {family}, batch {TRAINING_BATCH}", rows, "eager")
+        results[f"compiled {family}"] = [asdict(row) for row in rows]
+    return results
+
+
 def report_training(turns: int) -> dict[str, Any]:
     """Training steps."""
     rows, parameters = benchmark_training(turns)
@@ -380,6 +410,7 @@ def report_crps(turns: int) -> dict[str, Any]:
 PARTS: dict[str, Callable[[int], dict[str, Any]]] = {
     "steps": report_steps,
     "schedulers": report_schedulers,
+    "compiled": report_compiled,
     "training": report_training,
     "low_rank": report_scaling,
     "crps": report_crps,
@@ -395,7 +426,7 @@ class CoreBenchmark:
         overwrite: Replace an existing output.
         threads: torch threads; with more, processor time adds them up.
         turns: Turns of each race.
-        parts: Of steps, schedulers, training, low_rank, crps.
+        parts: Of steps, schedulers, compiled (which needs a C++ compiler), training, low_rank, crps.
     """
 
     output: Path | None = None

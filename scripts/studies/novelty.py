@@ -6,11 +6,11 @@ python -m scripts.studies.novelty --output runs/novelty --part pictures --data s
 
 Each part has inputs in distribution that the model and the reference did not see, and shifted ones. `novelty` is the
 strongest of the three signs, and the next three columns are the signs alone. `nearest` is the distance to the nearest
-known input; `features` the same between a few statistics of the inputs. Finished rows are kept: run the same command
-again to resume.
+known input; `features` the same between a few statistics of the inputs. Finished rows (of tables: splits) are kept: run
+the same command again to resume.
 
 tables: a part of feature space is held out, as in scripts.studies.uci.shift; standard errors over splits.
-fields: a Kuramoto-Sivashinsky model and domains of other lengths on as many points.
+fields: a Kuramoto-Sivashinsky model, domains of other lengths on as many points, and other viscosities.
 pictures: the embedded depth model, rendered scenes, their pictures with noise or blur, and photographs.
 For fields and pictures the standard errors are DeLong's, over inputs; one model is judged.
 """
@@ -47,6 +47,8 @@ _Array = NDArray[np.float64]
 Numbers = dict[str, tuple[float, float | None]]
 """Column -> AUROC and standard error; `flagged` and `false_alarms` are shares of inputs."""
 COLUMNS = ("novelty", *SIGNS, "nearest", "features", "flagged", "false_alarms")
+_POINTS, _STATES = 128, 30
+"""Of each trajectory; a model that sees fewer points sees every so many-th."""
 NOISE, BLUR = 0.1, 3.0
 """Standard deviations: of noise in units of the full range, of blur in pixels."""
 
@@ -66,6 +68,7 @@ class NoveltyStudy:
         splits: Of each table.
         options: How models of tables are trained.
         lengths: Of the shifted domains; the model's own is 100.
+        viscosities: Of shifted equations, u_t + u u_x + u_xx + viscosity u_xxxx = 0; the model's own is 1.
         reference: Inputs that the reference is fitted on (fields and pictures).
         inputs: Inputs in distribution, and as many of each shifted kind.
         ensemble_size: Members of every call.
@@ -81,6 +84,7 @@ class NoveltyStudy:
     splits: int = 3
     options: ModelOptions = field(default_factory=lambda: ModelOptions(num_models=4, calibration_fraction=0.25))
     lengths: list[float] = field(default_factory=lambda: [60.0, 80.0, 90.0, 110.0, 120.0, 150.0])
+    viscosities: list[float] = field(default_factory=lambda: [0.5, 0.8, 1.25, 2.0])
     reference: int = 100
     inputs: int = 80
     ensemble_size: int = 10
@@ -115,23 +119,20 @@ def nearest(known: _Array, *inputs: _Array) -> tuple[_Array, ...]:
 # ------------------------------------------------------------------------------------------------------------ tables
 
 
+SPLIT = ", split "
+
+
 def table_rows(study: NoveltyStudy) -> Iterable[tuple[str, Callable[[], Numbers]]]:
-    """One row per set and kind, mean over splits."""
+    """One row per set, kind and split."""
     for name in study.sets:
         dataset = UCIDataset.load(study.data, name)
         for kind in study.kinds:
-            splits = range(min(study.splits, dataset.num_splits))
-            parts = [hold_out(dataset.split(number), kind) for number in splits]
-            yield f"{name}, {kind}", lambda parts=parts: _table(study, parts)  # type: ignore[misc]
+            for index in range(min(study.splits, dataset.num_splits)):
+                part = hold_out(dataset.split(index), kind)
+                yield f"{name}, {kind}{SPLIT}{index}", lambda index=index, part=part: _split(study, index, part)  # type: ignore[misc]
 
 
-def _table(study: NoveltyStudy, parts: Sequence[ShiftedSplit]) -> Numbers:
-    rows = [{name: value for name, (value, _) in _table_split(study, i, part).items()} for i, part in enumerate(parts)]
-    spreads = summarize_splits(rows)
-    return {name: (one.mean, one.standard_error) for name, one in spreads.items()}
-
-
-def _table_split(study: NoveltyStudy, seed: int, rows: ShiftedSplit) -> Numbers:
+def _split(study: NoveltyStudy, seed: int, rows: ShiftedSplit) -> Numbers:
     model = study.options.estimator(seed=seed, ensemble_size=study.ensemble_size)
     model.fit(rows.train_features, rows.train_targets)
     familiar, shifted = (model.predict_novelty(part) for part in (rows.familiar, rows.shifted))
@@ -139,11 +140,24 @@ def _table_split(study: NoveltyStudy, seed: int, rows: ShiftedSplit) -> Numbers:
     return compare(familiar, shifted, {"nearest": distances})  # type: ignore[dict-item]
 
 
+def over_splits(rows: dict[str, Numbers]) -> dict[str, Numbers]:
+    """Mean and standard error of the rows that differ in the split alone; other rows as they are."""
+    groups: dict[str, list[Numbers]] = {}
+    for name, row in rows.items():
+        groups.setdefault(name.split(SPLIT)[0], []).append(row)
+    return {name: _mean_row(group) if SPLIT in next(iter(rows)) else group[0] for name, group in groups.items()}
+
+
+def _mean_row(group: Sequence[Numbers]) -> Numbers:
+    spreads = summarize_splits([{column: value for column, (value, _) in row.items()} for row in group])
+    return {column: (one.mean, one.standard_error) for column, one in spreads.items()}
+
+
 # ------------------------------------------------------------------------------------------------------------ fields
 
 
 def field_rows(study: NoveltyStudy) -> Iterable[tuple[str, Callable[[], Numbers]]]:
-    """One row per length of the domain."""
+    """One row per length of the domain and per viscosity."""
     if study.model is None:
         raise ValueError("--part fields needs --model, a trained forecast pipeline")
     pipeline = FieldForecastPipeline.from_pretrained(study.model)
@@ -159,19 +173,37 @@ def field_rows(study: NoveltyStudy) -> Iterable[tuple[str, Callable[[], Numbers]
         found: Novelty = pipeline(states, output_novelty=True, **call).novelty
         return found
 
-    def row(length: float) -> Numbers:
-        equation = KuramotoSivashinsky(length=length, num_points=familiar.shape[-1], num_states=30)
-        initial = equation.initial_states(1, range(study.inputs))
-        states = torch.as_tensor(equation.solve(initial)).float()
-        shifted = torch.stack([states[i, s - 2 : s, None] for i, s in enumerate(_moments(len(states), 30))])
+    def row(length: float, viscosity: float) -> Numbers:
+        states = trajectories(length, viscosity, study.inputs)[..., :: _POINTS // familiar.shape[-1]].float()
+        shifted = torch.stack([states[i, s - 2 : s, None] for i, s in enumerate(_moments(len(states), _STATES))])
         distances = {
             name: nearest(*(view(part) for part in (known, familiar, shifted)))
             for name, view in (("nearest", _points), ("features", _spectrum))
         }
         return compare(judge(familiar), judge(shifted), distances)  # type: ignore[arg-type]
 
+    own = KuramotoSivashinsky.length
     for length in study.lengths:
-        yield f"length {length:g}", lambda length=length: row(length)  # type: ignore[misc]
+        yield f"length {length:g}", lambda length=length: row(length, 1.0)  # type: ignore[misc]
+    for viscosity in study.viscosities:
+        yield f"viscosity {viscosity:g}", lambda viscosity=viscosity: row(own, viscosity)  # type: ignore[misc]
+
+
+def trajectories(length: float, viscosity: float, count: int) -> torch.Tensor:
+    """States (count, 30, 128 points) of u_t + u u_x + u_xx + viscosity u_xxxx = 0, saved every 2.
+
+    With r = sqrt(viscosity) it is u(x, t) = v(x / r, t / viscosity) / r for the solution v of viscosity 1.
+    """
+    root, own = viscosity**0.5, KuramotoSivashinsky()
+    equation = KuramotoSivashinsky(
+        length=length / root,
+        num_points=_POINTS,
+        num_states=_STATES,
+        save_interval=own.save_interval / viscosity,
+        first_time=own.first_time / viscosity,
+        amplitude=own.amplitude * root,
+    )
+    return torch.as_tensor(equation.solve(equation.initial_states(1, range(count)))) / root
 
 
 def windows(sequences: FieldSequences) -> torch.Tensor:
@@ -182,8 +214,8 @@ def windows(sequences: FieldSequences) -> torch.Tensor:
 
 
 def _moments(count: int, num_states: int) -> list[int]:
-    """Ends of windows, spread over the last third of trajectories of `num_states` states (at most 30 of them)."""
-    last = min(num_states, 30)
+    """Ends of windows, spread over the last third of trajectories of `num_states` states (at most 30)."""
+    last = min(num_states, _STATES)
     return [last - i % (last // 3) for i in range(count)]
 
 
@@ -267,8 +299,9 @@ def _run(study: NoveltyStudy, invocation: Invocation) -> int:
         if name not in rows:
             rows[name] = make()
             write_json(path, rows, overwrite=True)
-    used = [column for column in COLUMNS if any(column in row for row in rows.values())]
-    entries = [[name, *(number(*row[column]) for column in used)] for name, row in rows.items()]
+    table = over_splits(rows)
+    used = [column for column in COLUMNS if any(column in row for row in table.values())]
+    entries = [[name, *(number(*row[column]) for column in used)] for name, row in table.items()]
     text = markdown_table([study.part, *used], entries)
     print(text)
     with atomic_path(study.output / f"{study.part}.md", overwrite=True) as temporary:

@@ -193,6 +193,38 @@ def test_training_levels_have_the_distribution_of_the_framework(framework: str) 
     assert float(together[1]) == float(scheduler.sample_timesteps(1, [torch.Generator().manual_seed(2)]))
 
 
+@every_framework
+def test_training_visits_all_rows_of_a_table_alike(framework: str) -> None:
+    """Each of 20 rows with 200 of 4000 timesteps, 5 standard errors of 14; in rising order of noise."""
+    scheduler = build(framework, "gaussian")
+    drawn = scheduler.sample_timesteps(4000, torch.Generator().manual_seed(0))
+    counts = torch.bincount(scheduler.noise_index(drawn, 20), minlength=20)
+    assert len(counts) == 20
+    assert float((counts - 200).abs().max()) < 5 * math.sqrt(200)
+    rising = drawn.sort().values
+    position = scheduler.table_position(rising)
+    assert bool((position.diff() >= 0).all())
+    assert 0 <= float(position.min()) < float(position.max()) <= scheduler.config.num_train_timesteps
+
+
+@every_framework
+def test_the_timesteps_of_a_table_lie_in_its_rows_and_end_where_sampling_starts(framework: str) -> None:
+    scheduler = build(framework, "gaussian")
+    timesteps = scheduler.table_timesteps(50)
+    assert scheduler.noise_index(timesteps, 50).tolist() == list(range(50))
+    assert float(timesteps[-1]) == pytest.approx(scheduler.noisiest_timestep)
+    assert bool(scheduler.timesteps_at(torch.tensor([0.0, 1.0])).isfinite().all())
+
+
+def test_the_rows_of_a_table_over_ddims_timesteps_are_these_timesteps() -> None:
+    scheduler = DistributionalDDIMScheduler(num_train_timesteps=50)
+    every = torch.arange(50)
+    assert torch.equal(scheduler.table_position(every), every)
+    assert torch.equal(scheduler.noise_index(every), every)
+    assert torch.equal(scheduler.table_timesteps(50), every)
+    assert scheduler.noise_index(every, 10).tolist() == [t // 5 for t in range(50)]
+
+
 def test_ddim_trains_at_every_timestep_alike() -> None:
     t = DistributionalDDIMScheduler(num_train_timesteps=10).sample_timesteps(5000, torch.Generator().manual_seed(0))
     assert t.dtype == torch.int64

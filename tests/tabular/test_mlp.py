@@ -1,5 +1,6 @@
 """A stack of models is its models, one by one."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -90,17 +91,26 @@ def test_dropout_drops_the_units_that_the_numbers_say() -> None:
     torch.testing.assert_close(dropped, model.layers[-1].bias.expand(2, 4, 1))
 
 
-def test_a_timestep_beyond_the_table_is_refused_instead_of_read_from_the_next_model() -> None:
+def test_a_position_beyond_the_table_is_refused_instead_of_read_from_the_next_model() -> None:
     network, (x, t, c, f) = build(), inputs()
     for wrong in (6, -1):
-        with pytest.raises(IndexError, match=r"timesteps must lie within 0\.\.5"):
+        with pytest.raises(IndexError, match=r"positions must be within 0\.\.5"):
             network(x, torch.full_like(t, wrong), c, f)
-        with pytest.raises(IndexError, match=r"timesteps must lie within 0\.\.5"):
+        with pytest.raises(IndexError, match=r"positions must be within 0\.\.5"):
             network(x, wrong, c, f)
 
 
-def test_a_timestep_that_is_no_whole_number_is_refused() -> None:
+def test_between_two_rows_of_the_table_gates_are_interpolated() -> None:
+    """At a row itself nothing changes; halfway the gates are the mean of both, for one position and for one each."""
     network, (x, t, c, f) = build(), inputs()
-    for wrong in (0.5, torch.tensor(1.0), t.float()):
-        with pytest.raises(TypeError, match="a table over whole timesteps"):
+    whole = network(x, t, c, f)
+    torch.testing.assert_close(network(x, t.double(), c, f), whole)
+    between = network._gates(torch.tensor(2.25))
+    torch.testing.assert_close(between[:, 0], 0.75 * network.gate[:, 2] + 0.25 * network.gate[:, 3])
+    torch.testing.assert_close(
+        network(x, torch.tensor(2.25), c, f), network(x, torch.full_like(t, 2.25, dtype=torch.float32), c, f)
+    )
+    torch.testing.assert_close(network._gates(torch.tensor(5.0))[:, 0], network.gate[:, 5])  # the last row
+    for wrong in (5.01, -0.01, math.nan):
+        with pytest.raises(IndexError, match="positions must be within"):
             network(x, wrong, c, f)

@@ -13,10 +13,9 @@ from support.tiny_sets import quick_model
 
 from marigold_uq.calibration import Calibration, IntervalGrid
 from marigold_uq.pipelines.tabular import TabularRegressionPipeline
-from marigold_uq.schedulers import DistributionalEDMScheduler, DistributionalFlowMatchScheduler
+from marigold_uq.schedulers import DistributionalEDMScheduler
 from marigold_uq.tabular import DiffusionRegressor
 from marigold_uq.tabular.evaluate import load_run
-from marigold_uq.tabular.objectives import DenoisingObjective
 
 FROZEN = Path(__file__).parents[1] / "checkpoints" / "tabular"
 
@@ -71,13 +70,10 @@ def test_counts_must_be_at_least_one(fitted: DiffusionRegressor, name: str) -> N
         fitted.pipeline_(data(3)[0], **{name: 0})
 
 
-@pytest.mark.parametrize("kind", [DistributionalEDMScheduler, DistributionalFlowMatchScheduler])
-def test_a_scheduler_of_continuous_timesteps_is_refused(fitted: DiffusionRegressor, kind: type) -> None:
-    scheduler = kind(noise_family="gaussian")
-    for build in (lambda: TabularRegressionPipeline(fitted.pipeline_.network, scheduler),
-                  lambda: DenoisingObjective(scheduler)):  # fmt: skip
-        with pytest.raises(ValueError, match=f"the gates of a tabular network need .* of a {kind.__name__} are cont"):
-            build()
+def test_a_scheduler_of_another_number_of_timesteps_than_the_table_is_refused(fitted: DiffusionRegressor) -> None:
+    scheduler = DistributionalEDMScheduler(noise_family="gaussian", num_train_timesteps=1000)
+    with pytest.raises(ValueError, match=r"gates for .* noise levels, but the scheduler has .* = 1000"):
+        TabularRegressionPipeline(fitted.pipeline_.network, scheduler)
 
 
 def test_a_calibration_has_one_entry_per_target(fitted: DiffusionRegressor) -> None:
@@ -225,3 +221,41 @@ def test_a_saved_pipeline_keeps_the_names_of_numeric_columns(tmp_path: Path) -> 
     )
     with pytest.raises(ValueError, match=r"\['width', 'size'\]; the model was fitted on \['size', 'width'\]"):
         loaded(frame[["width", "size"]])
+
+
+@pytest.mark.parametrize("family", ["gaussian", "mixture", "sample"])
+def test_draws_in_one_step_come_from_the_distribution_of_one_step(family: str) -> None:
+    """Each draw has a start of its own, so the distribution is averaged over 50 starts; five standard errors."""
+    model = quick_model(noise_family=family, baseline="none", calibration_fraction=0.2, max_epochs=4)
+    pipeline, x = model.fit(*data(200)).pipeline_, data(3, 1)[0]
+    assert pipeline.calibration_for().kappa != 1
+    draws = pipeline(x, 4000, num_inference_steps=1).samples
+    laws = [pipeline.one_step_distribution(x, generator=seeded(i), num_draws=20) for i in range(50)]
+    assert laws[0].shape == (3, 1)
+    mean = torch.stack([law.mean for law in laws])
+    variance = torch.stack([law.variance for law in laws]).mean(0) + mean.var(0)
+    np.testing.assert_allclose(mean.mean(0), draws.mean(0), atol=5 * draws.std() * (1 / 63 + 1 / 31))
+    np.testing.assert_allclose(variance.sqrt(), draws.std(0), rtol=0.12)
+
+
+def test_the_distribution_of_one_step_knows_density_and_quantiles_in_original_units(
+    fitted: DiffusionRegressor,
+) -> None:
+    """The two Gaussians of two models, averaged and stretched by kappa; one row does not depend on the others."""
+    x = data(5, 1)[0]
+    law = fitted.predict_distribution(x)
+    y = law.quantile([0.1, 0.5, 0.9])
+    assert (y.diff(dim=0) > 0).all()
+    torch.testing.assert_close(law.cdf(y[0]), torch.full_like(y[0], 0.1))
+    grid = torch.linspace(-15, 15, 3001, dtype=torch.float64).reshape(-1, 1, 1)
+    mass = torch.trapezoid(law.log_prob(grid.expand(-1, 5, 1)).exp(), dx=0.01, dim=0)
+    torch.testing.assert_close(mass, torch.ones_like(mass), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(fitted.predict_distribution(x[2:3]).mean, law.mean[2:3])
+    parts = [fitted.pipeline_.select(s).one_step_distribution(x, generator=seeded(fitted.seed_)).mean for s in (0, 1)]
+    torch.testing.assert_close(sum(parts) / 2, law.mean)
+
+
+def test_a_point_has_no_distribution_of_one_step() -> None:
+    model = quick_model(noise_family="point", baseline="none", max_epochs=1).fit(*data(50))
+    with pytest.raises(TypeError, match="one step of family 'point' has no spread"):
+        model.predict_distribution(data(3)[0])

@@ -413,3 +413,25 @@ def test_networks_follow_from_their_seed(family: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
     assert not torch.equal(first.conv_last.weight, other.conv_last.weight)
     assert set(SIZES) <= set(FAMILIES)
+
+
+@pytest.mark.parametrize("family", ["gaussian", "mixture", "low_rank", "sample"])
+def test_forecasts_in_one_step_come_from_the_distribution_of_one_step(family: str) -> None:
+    """Each member has a start of its own, so the distribution is averaged over 60 starts; five standard errors."""
+    pipeline, state = tiny_pipeline(family), history(1)
+    members = forecast(pipeline, state, 1, ensemble_size=1500, num_inference_steps=1, batch_size=500).samples[:, 0, 0]
+    laws = [
+        pipeline.one_step_distribution(state, generator=torch.Generator().manual_seed(i), num_draws=20)
+        for i in range(60)
+    ]
+    assert laws[0].shape == (1, 1, 16)
+    mean = torch.cat([law.mean for law in laws])
+    variance = torch.cat([law.variance for law in laws]).mean(0) + mean.var(0)
+    error = 5 * (members.var(0) / 1500 + mean.var(0) / 60).sqrt()
+    assert bool(((mean.mean(0) - members.mean(0)).abs() < error).all())
+    # of 60 starts a variance between them is known to 1 / sqrt(30): 18 %, so 9 % of a deviation, at 16 points
+    torch.testing.assert_close(variance.sqrt(), members.std(0), rtol=0.35, atol=0)
+    torch.testing.assert_close(variance.mean().sqrt(), members.var(0).mean().sqrt(), rtol=0.15, atol=0)
+    if family != "sample":
+        quantiles = laws[0].quantile([0.05, 0.95])
+        assert bool((quantiles[0] < quantiles[1]).all())
