@@ -12,7 +12,7 @@ from support.tiny_depth import generator, picture, tiny_pipeline
 
 from marigold_uq import MarigoldUQDepthPipeline
 from marigold_uq.calibration import Calibration
-from marigold_uq.depth.calibrate import DepthCalibration, calibrate_depth
+from marigold_uq.depth.calibration import DepthCalibration, calibrate_depth
 from marigold_uq.depth.data import DepthDataset, DepthSample
 from marigold_uq.depth.evaluation import DataOptions, DepthEvaluation, PipelineOptions, evaluate_depth
 from marigold_uq.depth.evaluation.predictors import PipelinePredictor

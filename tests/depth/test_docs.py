@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from support.scripts import ROOT, load_script, parse_options
 
-from marigold_uq.depth.calibrate import DepthCalibration
+from marigold_uq.depth.calibration import DepthCalibration
 from marigold_uq.depth.config import DepthTrainConfig
 from marigold_uq.depth.evaluation import DepthEvaluation
 
