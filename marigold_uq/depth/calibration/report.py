@@ -1,4 +1,4 @@
-"""The report of a calibration, one file: coverage before and after on images left out, and where the model is unsure."""
+"""The report of a calibration, one file: coverage before and after on images left out; where the model is unsure."""
 
 from __future__ import annotations
 
