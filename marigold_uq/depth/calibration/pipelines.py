@@ -86,6 +86,7 @@ def calibrate_modes(options: DepthCalibration, data: DepthDataset) -> dict[str, 
     for found in chosen.values():
         pipeline.calibrate(found.record)
     _write_copy(pipeline, options)
+    pipeline.register_to_config(calibration=kept or None)  # the report makes maps again, as they were calibrated
     return chosen
 
 
@@ -171,12 +172,15 @@ def _calibrate_mode(
 
 def stored_or_own(stored: Calibration | None) -> Before:
     """The intervals of an earlier calibration; without one those of the members themselves."""
+    grid = None if stored is None else stored.interval
 
     def ends(pixels: Pixels, level: float) -> Ends | None:
-        if stored is None or stored.interval is None:
+        if stored is None or grid is None:
             return own_interval(pixels, level)
+        if not grid.coverages[0] <= level <= grid.coverages[-1]:
+            return None  # it was not promised
         assert pixels.stated.std is not None
-        half_width = stored.interval.scale(level)[0] * stored.kappas[0] * abs(pixels.scale) * pixels.stated.std
+        half_width = grid.scale(level)[0] * stored.kappas[0] * abs(pixels.scale) * pixels.stated.std
         return pixels.point - half_width, pixels.point + half_width
 
     return ends

@@ -39,7 +39,7 @@ from marigold_uq.pipelines.depth.images import to_uint8
 _EDGE = 260
 """Longer edge of a picture in the page."""
 _NUM_BINS = 10
-_MAX_BARS = 30
+_MAX_BARS = 40
 _STYLE = """
 body{font:15px/1.45 system-ui,sans-serif;color:#1f2430;max-width:1080px;margin:24px auto;padding:0 16px}
 h1{font-size:24px;margin:0 0 4px}h2{font-size:19px;margin:28px 0 8px;border-top:1px solid #ddd;padding-top:18px}

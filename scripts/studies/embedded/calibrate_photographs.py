@@ -4,7 +4,7 @@ python -m scripts.studies.embedded.calibrate_photographs --data.root data/depth_
 
 Every source (group of the index) is left out in turn. Of the others one part chooses kappa and another sets the
 conformal intervals; what these cover is counted on the source that was left out. Pictures of other cameras and places
-are not exchangeable with those of the calibration, so nothing is promised here: it measures how far the promise carries.
+are not exchangeable with those of the calibration. So nothing is promised, and how far the promise carries is measured.
 "members" are the model's own intervals without any calibration, "shipped" those of the calibration it comes with. Any
 model will do; the way to uncertainty is its quickest unless --mode says otherwise.
 """
