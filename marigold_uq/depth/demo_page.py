@@ -13,6 +13,7 @@ import gradio as gr
 from starlette.middleware import Middleware
 
 from marigold_uq.depth.demo import Shown, predict
+from marigold_uq.files import remove
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
 
 TITLE = "marigold_uq: depth that says how sure it is"
@@ -67,7 +68,7 @@ class Demo:
             "photograph": found.photograph(),
             "depth": found.depth_picture(),
             "uncertainty": found.uncertainty_picture(),
-            "cloud": str(found.write_cloud(share, self.folder)),
+            "cloud": self.fade(found, share),
         }
 
     def ask(self, shown: Shown | None, place: tuple[int, int] | None, level: float) -> str:
@@ -85,13 +86,23 @@ class Demo:
 
     def fade(self, shown: Shown | None, share: float) -> str | None:
         """The cloud of the most certain points."""
-        return None if shown is None else str(shown.write_cloud(share, self.folder))
+        if shown is None:
+            return None
+        forget_old(self.folder)
+        return str(shown.write_cloud(share, self.folder))
 
     def files(self, shown: Shown | None, level: float, share: float, path: str | None) -> list[str]:
         """Files to download."""
         if shown is None or path is None:
             return []
         return [str(one) for one in shown.write_files(level, share, self.folder, Path(path).stem)]
+
+
+def forget_old(folder: Path) -> None:
+    """Delete what earlier visits left, so that a long day of clouds does not fill the disk."""
+    for path in folder.iterdir():
+        if time.time() - path.stat().st_mtime > _FORGET:
+            remove(path)
 
 
 def build_page(demo: Demo) -> gr.Blocks:
@@ -112,7 +123,10 @@ def build_page(demo: Demo) -> gr.Blocks:
         shown, place, level, share = (parts[name] for name in ("shown", "place", "level", "share"))
         hidden: dict[str, Any] = {"api_visibility": "private"}
         quiet: dict[str, Any] = {**hidden, "show_progress": "hidden"}
-        parts["picture"].change(show, [parts["picture"], share], list(results.values()), **hidden)
+        waiting = [parts[name] for name in ("photograph", "depth", "uncertainty", "cloud")]
+        parts["picture"].change(
+            show, [parts["picture"], share], list(results.values()), show_progress_on=waiting, **hidden
+        )
         for name in ("photograph", "depth", "uncertainty"):
             parts[name].select(demo.click, [shown, level], [place, parts["answer"]], **quiet)
         level.change(demo.ask, [shown, place, level], parts["answer"], **quiet)
