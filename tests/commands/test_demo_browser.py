@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
+import psutil
 import pytest
 from PIL import Image
 
@@ -30,21 +31,33 @@ FLAGS = ["--no-sandbox", "--enable-unsafe-swiftshader", "--use-angle=swiftshader
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    """Of a demo that runs as a user starts it."""
+def server() -> Iterator[tuple[str, psutil.Process]]:
+    """Address and process of a demo that runs as a user starts it."""
     pytest.importorskip("gradio", reason='the demo needs gradio: pip install ".[demo]"')
     words = [sys.executable, "-m", "marigold_uq.cli", "demo", "--device", "cpu", "--max_pixels", "1000000"]
     words += ["--max_megabytes", "1"]
     started = time.perf_counter()
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as running:
         try:
-            assert process.stdout is not None
-            found = re.search(r"http://\S+", process.stdout.readline())
+            assert running.stdout is not None
+            found = re.search(r"http://\S+", running.stdout.readline())
             assert found is not None, "the demo did not start"
-            print(f"from the command to the page: {time.perf_counter() - started:.1f} s")
-            yield found.group()
+            process = psutil.Process(running.pid)
+            wall = time.perf_counter() - started
+            print(f"\nfrom the command to the page: {wall:.1f} s, {cpu_seconds(process):.1f} s of the processor")
+            yield found.group(), process
         finally:
-            process.terminate()
+            running.terminate()
+
+
+@pytest.fixture
+def address(server: tuple[str, psutil.Process]) -> str:
+    return server[0]
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 @pytest.fixture(scope="module")
@@ -136,10 +149,13 @@ def next_cloud(page: Any, seen: int = 0) -> int:
     return int(found[1])
 
 
-def test_a_picture_gives_depth_uncertainty_and_a_cloud_and_nothing_is_asked_of_the_network(page: Any) -> None:
-    started = time.perf_counter()
+def test_a_picture_gives_depth_uncertainty_and_a_cloud_and_nothing_is_asked_of_the_network(
+    page: Any, server: tuple[str, psutil.Process]
+) -> None:
+    started, used = time.perf_counter(), cpu_seconds(server[1])
     upload_street(page)
-    print(f"from the picture to the depth: {time.perf_counter() - started:.1f} s")
+    wall, used = time.perf_counter() - started, cpu_seconds(server[1]) - used
+    print(f"\nfrom the picture to the depth: {wall:.1f} s, {used:.1f} s of the server's processor")
     assert "512 x 384 pixels" in page.inner_text("#message")
     with Image.open(io.BytesIO(page.request.get(page.get_attribute("#depth img", "src")).body())) as depth:
         assert depth.size == (512, 384)
