@@ -20,7 +20,7 @@ from marigold_uq.calibration import (
     residual_ratio,
     unit_means,
 )
-from marigold_uq.depth.calibration.options import REPORTED, DepthCalibration
+from marigold_uq.depth.calibration.options import DepthCalibration
 from marigold_uq.depth.calibration.pixels import Pixels, split_units
 from marigold_uq.depth.calibration.spread import Base, SpreadRule, candidate_rules
 from marigold_uq.metrics import coverage, interval_width
@@ -28,7 +28,6 @@ from marigold_uq.metrics import coverage, interval_width
 Ends = tuple[Tensor, Tensor]
 Before = Callable[[Pixels, float], Ends | None]
 """The interval that was there before, (N,) each; None where there was none."""
-LEVELS = tuple(sorted({*COVERAGES, *REPORTED}))
 FEW_UNITS = 20
 _MAX_FOLDS = 20
 
@@ -65,13 +64,19 @@ class Fit:
         return pixels.point - half_width, pixels.point + half_width
 
 
-def fit(first: Sequence[Pixels], second: Sequence[Pixels], *, metric: bool = False) -> Fit:
-    """Rule and kappa from the first images, intervals from the second."""
+def fit(
+    first: Sequence[Pixels],
+    second: Sequence[Pixels],
+    *,
+    metric: bool = False,
+    levels: Sequence[float] = COVERAGES,
+) -> Fit:
+    """Rule and kappa from the first images, intervals at the `levels` from the second."""
     rule, kappa = choose_rule(first, metric=metric)
     unscaled = Fit(rule, kappa, IntervalGrid((0.5,), ((0.0,),)), 0)
     ratios = [residual_ratio(one.point, unscaled.std(one), one.truth) for one in second]
     units = [one.unit for one in second]
-    grid = interval_grid_images(ratios, groups=units)
+    grid = interval_grid_images(ratios, levels, groups=units)
     if grid is None:
         raise ValueError("no interval can be promised: at some pixels the spread is 0 and the prediction wrong")
     return Fit(rule, kappa, grid, len(set(units)))
@@ -151,7 +156,7 @@ class LeftOut:
     Args:
         images: In the order of the tensors below.
         fits: That of each image.
-        covered: (images, L) at `LEVELS`, NaN where not promised.
+        covered: (images, L) at the levels of the summary, NaN where not promised.
         width: The same.
         summary: Over units.
     """
@@ -164,7 +169,12 @@ class LeftOut:
 
 
 def leave_out(
-    pixels: Sequence[Pixels], options: DepthCalibration, *, metric: bool = False, folds: Sequence[str] | None = None
+    pixels: Sequence[Pixels],
+    options: DepthCalibration,
+    *,
+    metric: bool = False,
+    folds: Sequence[str] | None = None,
+    levels: Sequence[float] = COVERAGES,
 ) -> LeftOut:
     """Calibrate anew without each fold, and see what the intervals cover on it.
 
@@ -173,33 +183,39 @@ def leave_out(
         options: How the rest is split.
         metric: Whether maps are in metres.
         folds: What is left out together, one name per image; default: the units, in at most 20 folds.
+        levels: Of the intervals; few of them are quicker.
     """
     names = _folds([one.unit for one in pixels], options.seed) if folds is None else list(folds)
     found: dict[int, tuple[Fit, Tensor, Tensor]] = {}
     for name in dict.fromkeys(names):
         rest = [one for one, own in zip(pixels, names, strict=True) if own != name]
         first, second = split_units([one.unit for one in rest], options)
-        own_fit = fit([rest[i] for i in first], [rest[i] for i in second], metric=metric)
+        own_fit = fit([rest[i] for i in first], [rest[i] for i in second], metric=metric, levels=levels)
         for one, own in zip(pixels, names, strict=True):
             if own == name:
-                found[one.index] = (own_fit, *outcome(one, own_fit.ends))
+                found[one.index] = (own_fit, *outcome(one, own_fit.ends, levels))
     fits, covered, width = zip(*(found[one.index] for one in pixels), strict=True)
     stacked = torch.stack(covered), torch.stack(width)
     by_unit = [one.unit for one in pixels] if folds is None else names
-    return LeftOut(tuple(pixels), fits, *stacked, Coverage.of(LEVELS, *stacked, by_unit))
+    return LeftOut(tuple(pixels), fits, *stacked, Coverage.of(levels, *stacked, by_unit))
 
 
-def covered_before(pixels: Sequence[Pixels], before: Before, units: Sequence[str] | None = None) -> Coverage:
+def covered_before(
+    pixels: Sequence[Pixels],
+    before: Before,
+    units: Sequence[str] | None = None,
+    levels: Sequence[float] = COVERAGES,
+) -> Coverage:
     """What the intervals cover that were there before."""
-    covered, width = zip(*(outcome(one, before) for one in pixels), strict=True)
+    covered, width = zip(*(outcome(one, before, levels) for one in pixels), strict=True)
     names = [one.unit for one in pixels] if units is None else units
-    return Coverage.of(LEVELS, torch.stack(covered), torch.stack(width), names)
+    return Coverage.of(levels, torch.stack(covered), torch.stack(width), names)
 
 
-def outcome(pixels: Pixels, ends: Before) -> tuple[Tensor, Tensor]:
-    """Covered share and mean width of one image at `LEVELS`, (L,) each; NaN without an interval."""
+def outcome(pixels: Pixels, ends: Before, levels: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Covered share and mean width of one image at the levels, (L,) each; NaN without an interval."""
     rows = []
-    for level in LEVELS:
+    for level in levels:
         found = ends(pixels, level)
         if found is None:
             rows.append((math.nan, math.nan))

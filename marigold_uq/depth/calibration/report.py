@@ -16,9 +16,9 @@ from PIL import Image
 from torch import Tensor
 
 from marigold_uq import __version__, plotting
+from marigold_uq.calibration import COVERAGES
 from marigold_uq.depth.calibration.fitting import (
     FEW_UNITS,
-    LEVELS,
     Before,
     Coverage,
     Fit,
@@ -130,7 +130,7 @@ def _coverage_table(fit: Fit, before: Coverage, after: Coverage) -> str:
     missing = dict(missing_units(fit, REPORTED))
     rows = []
     for level in REPORTED:
-        place = LEVELS.index(level)
+        place = COVERAGES.index(level)
         own = f"needs {missing[level]} units" if level in missing else f"{fit.interval.scale(level)[0]:.2f}"
         cells = [f"{level:.0%}", *_pair(before, place), *_pair(after, place)]
         marked = f'<td class="refused">{own}</td>' if level in missing else f"<td>{own}</td>"
@@ -157,7 +157,7 @@ def _pair(found: Coverage, place: int) -> tuple[str, str]:
 def _reliability(before: Coverage, after: Coverage) -> Figure:
     curves = {"before": before, "after, left out": after}
     shown = {label: list(one.share) for label, one in curves.items() if not all(map(math.isnan, one.share))}
-    return plotting.reliability_diagram(LEVELS, shown, title="Coverage before and after")
+    return plotting.reliability_diagram(COVERAGES, shown, title="Coverage before and after")
 
 
 def _spread_figure(left_out: LeftOut) -> Figure:
@@ -181,7 +181,7 @@ def _unit_bars(left_out: LeftOut) -> Figure | None:
     names = list(dict.fromkeys(units))
     if level is None or not 1 < len(names) <= _MAX_BARS:
         return None
-    covered = left_out.covered[:, LEVELS.index(level)]
+    covered = left_out.covered[:, COVERAGES.index(level)]
     stds = torch.tensor([mean_std(left_out, place) for place in range(len(units))])
 
     def means(values: Tensor) -> dict[str, tuple[float, float]]:
@@ -198,7 +198,7 @@ def _unit_bars(left_out: LeftOut) -> Figure | None:
 
 def shown_level(left_out: LeftOut) -> float | None:
     """The coverage that pictures show: 90 %, or the next lower one that all fits promise."""
-    usable = [level for level in LEVELS if level <= 0.9 and all(fit.promises(level) for fit in left_out.fits)]
+    usable = [level for level in COVERAGES if level <= 0.9 and all(fit.promises(level) for fit in left_out.fits)]
     return max(usable, default=None)
 
 
@@ -213,7 +213,7 @@ def examples(left_out: LeftOut) -> list[tuple[str, int]]:
     level = shown_level(left_out)
     chosen = {order[0]: "most certain", order[len(order) // 2]: "in the middle", order[-1]: "least certain"}
     if level is not None:
-        worst = int(left_out.covered[:, LEVELS.index(level)].argmin())
+        worst = int(left_out.covered[:, COVERAGES.index(level)].argmin())
         chosen[worst] = f"{chosen[worst]}, covered worst" if worst in chosen else "covered worst"
     return [(label, place) for place, label in chosen.items()]
 
@@ -242,7 +242,7 @@ def _example(label: str, left_out: LeftOut, place: int, subject: Subject, data: 
     if level is not None:
         outside = (error > fit.interval.scale(level)[0] * std) & valid
         panels[f"outside {level:.0%}"] = _mask(outside, valid)
-        title += f", {left_out.covered[place, LEVELS.index(level)]:.0%} covered by its {level:.0%} interval"
+        title += f", {left_out.covered[place, COVERAGES.index(level)]:.0%} covered by its {level:.0%} interval"
     figures = "".join(
         f"<figure>{_image(_picture_bytes(pixels), 200)}<figcaption>{text}</figcaption></figure>"
         for text, pixels in panels.items()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from marigold_uq.commands.runner import Invocation, run_command
-from marigold_uq.depth.calibration.fitting import LEVELS, Coverage, covered_before, leave_out
+from marigold_uq.depth.calibration.fitting import Coverage, covered_before, leave_out
 from marigold_uq.depth.calibration.options import REPORTED, DepthCalibration, Mode
 from marigold_uq.depth.calibration.pipelines import own_interval, stored_or_own
 from marigold_uq.depth.calibration.pixels import Pixels, collect_pixels, unit_of
@@ -60,7 +60,7 @@ class PhotographStudy:
     num_pixels: int = 1500
     batch_size: int = 10
     seed: int = 1
-    splits: int = 5
+    splits: int = 3
     device: str = "cpu"
     overwrite: bool = False
 
@@ -86,9 +86,9 @@ def study(options: PhotographStudy, invocation: Invocation) -> int:
     pipeline.register_to_config(calibration=None)  # members as the network gives them
     pixels = predicted(pipeline, mode, data, options)
     sources = [unit_of(data, one.index, options.calibration("group", 0)) for one in pixels]
-    rows = {"members": covered_before(pixels, own_interval, sources)}
+    rows = {"members": covered_before(pixels, own_interval, sources, REPORTED)}
     if stored is not None:
-        rows["shipped"] = covered_before(pixels, stored_or_own(stored), sources)
+        rows["shipped"] = covered_before(pixels, stored_or_own(stored), sources, REPORTED)
     rows["other sources, unit image"] = left_out(pixels, sources, "image", options)
     rows["other sources, unit source"] = left_out(pixels, sources, "group", options)
     header = f"{len(pixels)} pictures of {len(set(sources))} sources, {mode}, {options.ensemble_size} members"
@@ -123,17 +123,17 @@ def left_out(
         for one, name in zip(pixels, names, strict=True)
     ]
     runs = [
-        leave_out(named, options.calibration(unit, options.seed + split), folds=sources)
+        leave_out(named, options.calibration(unit, options.seed + split), folds=sources, levels=REPORTED)
         for split in range(options.splits)
     ]
     covered = sum((one.covered for one in runs[1:]), runs[0].covered) / len(runs)
     width = sum((one.width for one in runs[1:]), runs[0].width) / len(runs)
-    return Coverage.of(LEVELS, covered, width, sources)
+    return Coverage.of(REPORTED, covered, width, sources)
 
 
 def table(rows: dict[str, Coverage]) -> str:
     """Markdown: covered share with its standard error over sources, and mean width, per level."""
-    cells = [[name, *(_cell(found, LEVELS.index(level)) for level in REPORTED)] for name, found in rows.items()]
+    cells = [[name, *(_cell(found, REPORTED.index(level)) for level in REPORTED)] for name, found in rows.items()]
     return markdown_table(["intervals", *(f"{level:.0%}" for level in REPORTED)], cells)
 
 

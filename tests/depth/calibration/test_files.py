@@ -9,9 +9,9 @@ import torch
 from support.cli_runs import read_npz, run
 from support.labelled_maps import OVERCONFIDENCE, SCALE, SIZE, LabelledMaps, arrays_of, true_std, write_maps
 
-from marigold_uq.calibration import IntervalGrid
+from marigold_uq.calibration import COVERAGES, IntervalGrid
 from marigold_uq.depth.calibration import DepthCalibration, MapCalibration, SpreadRule, Stated, calibrate_files
-from marigold_uq.depth.calibration.fitting import LEVELS, leave_out
+from marigold_uq.depth.calibration.fitting import leave_out
 from marigold_uq.depth.evaluation import FileOptions, MeanStd, PredictionError
 from marigold_uq.depth.evaluation.predictors import read_prediction
 
@@ -130,11 +130,11 @@ def test_left_out_units_are_judged_by_fits_that_have_not_seen_them(tmp_path: Pat
     given = options(maps, tmp_path / "out", kappa_share=0.3)
     found = calibrate_files(given, LabelledMaps(12))
     judged = leave_out(tuple(found.collected.pixels.values()), given)
-    place = LEVELS.index(0.5)
+    place = COVERAGES.index(0.5)
     assert float(judged.covered[5, place]) < 0.1
     assert all(float(one) > 0.4 for i, one in enumerate(judged.covered[:, place]) if i != 5)
     assert {fit.num_units for fit in judged.fits} == {8}  # 11 others, 3 of which choose kappa
-    assert bool(judged.covered[:, LEVELS.index(0.95)].isnan().all())  # needs 19
+    assert bool(judged.covered[:, COVERAGES.index(0.95)].isnan().all())  # needs 19
 
 
 def test_the_command_says_what_it_refuses_and_leaves_broken_maps_out(tmp_path: Path, capsys) -> None:

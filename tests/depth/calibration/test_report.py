@@ -11,10 +11,11 @@ import pytest
 from PIL import Image
 from support.labelled_maps import LabelledMaps, write_maps
 
+from marigold_uq.calibration import COVERAGES
 from marigold_uq.commands.runner import Invocation
 from marigold_uq.depth.calibration import DepthCalibration, calibrate_files, leave_out, run_calibration
 from marigold_uq.depth.calibration.files import stated_interval
-from marigold_uq.depth.calibration.fitting import LEVELS, covered_before
+from marigold_uq.depth.calibration.fitting import covered_before
 from marigold_uq.depth.evaluation import FileOptions
 
 
@@ -39,15 +40,15 @@ def test_the_table_has_the_coverage_before_and_of_units_left_out(made) -> None:
     rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", page)[1:]]
     before, after = covered_before(pixels, stated_interval), leave_out(pixels, options).summary
     for row, level in zip(rows, (0.5, 0.8, 0.9, 0.95), strict=True):
-        place = LEVELS.index(level)
+        place = COVERAGES.index(level)
         assert row[0] == f"{level:.0%}"
         assert row[1].startswith(f"{before.share[place]:.1%}")
         expected = (
             f"{after.share[place]:.1%}" if level < 0.95 else "-"
         )  # 20 units set them, without some of them too few
         assert row[3].startswith(expected)
-    assert before.share[LEVELS.index(0.9)] < 0.5  # the maps state a third of their deviation
-    assert 0.87 < after.share[LEVELS.index(0.9)] < 0.97
+    assert before.share[COVERAGES.index(0.9)] < 0.5  # the maps state a third of their deviation
+    assert 0.87 < after.share[COVERAGES.index(0.9)] < 0.97
 
 
 def test_nothing_is_loaded_from_elsewhere_and_nothing_is_executed(made) -> None:
