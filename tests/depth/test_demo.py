@@ -61,10 +61,10 @@ def test_a_level_beyond_the_calibration_is_flagged(tmp_path: Path) -> None:
 
 
 def test_a_click_into_a_large_picture_that_is_shown_small_finds_its_pixel(tmp_path: Path) -> None:
-    found = shown(tmp_path, height=600, width=1800)
-    assert found.depth_picture().shape == (300, 900, 3)
+    found = shown(tmp_path, height=400, width=1800)
+    assert found.depth_picture().shape == (200, 900, 3)
     assert found.pixel_of(0, 0) == (1, 1)
-    assert found.pixel_of(899, 299) == (599, 1799)
+    assert found.pixel_of(899, 199) == (399, 1799)
     assert found.pixel_of(450, 150) == (301, 901)
 
 

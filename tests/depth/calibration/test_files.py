@@ -62,24 +62,25 @@ def test_the_stated_deviation_is_stretched_to_the_true_one(tmp_path: Path) -> No
     maps = write_maps(tmp_path / "maps", COUNT, "mean+std")
     record = calibrate_files(options(maps, tmp_path / "out"), LabelledMaps(COUNT)).record
     assert record.rule == SpreadRule("stated")
-    assert record.kappa * OVERCONFIDENCE == pytest.approx(1, rel=0.05)
+    # least squares on maps with errors leaves a slope that is too small, and so errors that nothing stated
+    assert 1 < record.kappa * OVERCONFIDENCE < 1.15
     written = read_npz(tmp_path / "out/intervals/folder/003.npz")
-    assert np.median(written["std"] / (SCALE * true_std(3))) == pytest.approx(1, rel=0.06)
+    assert np.median(written["std"] / (SCALE * true_std(3))) == pytest.approx(record.kappa * OVERCONFIDENCE, rel=1e-3)
     assert set(written) == {"mean", "std", "lower", "upper", "coverages"}
     assert written["lower"].shape == (4, *SIZE)  # 20 units promise 95 %
     assert np.array_equal(written["mean"], arrays_of(3, "mean+std")["mean"].astype(np.float32))
 
 
 def test_a_confidence_makes_intervals_narrower_than_no_confidence(tmp_path: Path) -> None:
-    """Only its order is given; the errors behind it range over a factor of twelve."""
+    """Of 95 %: only the order of the errors is given, and they range over a factor of twelve."""
     widths = {}
     for kind in ("mean", "mean+confidence"):
         calibrate_files(
             options(write_maps(tmp_path / kind, COUNT, kind), tmp_path / f"{kind}-out"), LabelledMaps(COUNT)
         )
         written = [read_npz(path) for path in sorted((tmp_path / f"{kind}-out/intervals").rglob("*.npz"))]
-        widths[kind] = np.mean([one["upper"][1] - one["lower"][1] for one in written])
-    assert widths["mean+confidence"] < 0.85 * widths["mean"]
+        widths[kind] = np.mean([one["upper"][-1] - one["lower"][-1] for one in written])
+    assert widths["mean+confidence"] < 0.8 * widths["mean"]
     rule = MapCalibration.read(tmp_path / "mean+confidence-out").rule
     assert rule.base == "map"
     assert list(rule.errors) == sorted(rule.errors, reverse=True)
@@ -142,11 +143,22 @@ def test_the_command_says_what_it_refuses_and_leaves_broken_maps_out(tmp_path: P
     maps = write_maps(tmp_path / "maps", 10, "mean+std")
     (maps / "folder/003.npz").write_bytes(b"nothing")
     (maps / "folder/004.npz").unlink()
-    words = ["calibrate", "depth", "--files.folder", maps, "--data.root", root, "--num_pixels", 60]
+    words = [
+        "calibrate",
+        "depth",
+        "--files.folder",
+        maps,
+        "--data.root",
+        root,
+        "--num_pixels",
+        60,
+        "--shuffle",
+        "false",
+    ]
     assert run(*words, "-o", tmp_path / "out") == 1
     told = capsys.readouterr()
     assert "no 90% interval: it needs 9 units" in told.err
-    assert "only 4 units set the intervals" in told.err
+    assert "only 5 units set the intervals" in told.err
     assert "folder/003" in told.err
     assert "folder/004.npz does not exist" in told.err
     assert len(list((tmp_path / "out/intervals").rglob("*.npz"))) == 8
