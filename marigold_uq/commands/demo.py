@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -44,6 +45,7 @@ class DemoOptions:
 
 def run_demo(options: DemoOptions, invocation: Invocation | None = None) -> int:
     """Load the model, serve until Ctrl-C."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # then, too, temporary files go
     with TemporaryDirectory(prefix="marigold-uq-demo-") as folder:
         prepare_gradio(Path(folder))
         from marigold_uq.commands.depth import sample_pictures

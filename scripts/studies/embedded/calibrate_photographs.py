@@ -12,7 +12,7 @@ model will do; the way to uncertainty is its quickest unless --mode says otherwi
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -118,10 +118,7 @@ def left_out(
 ) -> Coverage:
     """On each source by calibrations on the others, averaged over splits; missing where one of them was too small."""
     names = sources if unit == "group" else [str(one.index) for one in pixels]
-    named = [
-        Pixels(one.index, name, one.stated, one.scale, one.shift, one.truth, one.members)
-        for one, name in zip(pixels, names, strict=True)
-    ]
+    named = [replace(one, unit=name) for one, name in zip(pixels, names, strict=True)]
     runs = [
         leave_out(named, options.calibration(unit, options.seed + split), folds=sources, levels=REPORTED)
         for split in range(options.splits)
