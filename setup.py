@@ -5,6 +5,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 EXR, HDF5, LORA, SCENES, TRACKING = ["OpenEXR>=3.3"], ["h5py"], ["peft"], ["scikit-image"], ["tensorboard"]
+DEMO = ["gradio>=6.31"]  # holds Pillow below 13
 ONNX = ["onnx>=1.16", "onnxruntime>=1.18"]
 # numcodecs from 0.16.6 on refuses its pickle codec
 WEATHER, SKPRO = ["xarray", "zarr>=3", "numcodecs>=0.16.6", "netCDF4", "h5py", "fsspec"], ["skpro>=2.9"]
@@ -25,6 +26,7 @@ TEST = [
 EXTRAS = {
     "test": TEST,
     "dev": [*TEST, "ruff==0.17.4", "mypy>=1.15", "pre-commit"],
+    "demo": DEMO,
     "exr": EXR,
     "fields": HDF5,
     "hypersim": HDF5,

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from marigold_uq.commands.runner import run_command
-from marigold_uq.depth.calibrate import DepthCalibration, run_calibration
+from marigold_uq.depth.calibration import DepthCalibration, run_calibration
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,20 +7,13 @@ python eval/eval_field.py --run runs/field/air_small --model persistence --outpu
 import sys
 from collections.abc import Sequence
 
-from marigold_uq.commands.runner import Invocation, run_command
-from marigold_uq.field.evaluate import FieldEvaluation, evaluate_field, report
-
-
-def run(options: FieldEvaluation, invocation: Invocation) -> int:
-    """Evaluate and print the tables."""
-    metrics = evaluate_field(options, command=invocation.command)
-    print(report({metrics["predictor"]["model"]: metrics}))
-    return 0
+from marigold_uq.commands.runner import run_command
+from marigold_uq.field.evaluate import FieldEvaluation, run_evaluation
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Read the options, run."""
-    return run_command("eval/eval_field.py", FieldEvaluation, run, arguments)
+    """Read the options, evaluate, print the tables."""
+    return run_command("eval/eval_field.py", FieldEvaluation, run_evaluation, arguments)
 
 
 if __name__ == "__main__":

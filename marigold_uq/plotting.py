@@ -24,6 +24,7 @@ __all__ = [
     "reliability_diagram",
     "save_figure",
     "sparsification_plot",
+    "spread_plot",
 ]
 
 COLORS = ("#2a6fbb", "#d1622b", "#3a8f5c", "#8a5aa8", "#b8992b", "#666666")
@@ -85,6 +86,20 @@ def sparsification_plot(
     axes.set(xlim=(0, 1), xlabel="share of pixels removed", ylabel=error)
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
+    return figure
+
+
+def spread_plot(
+    stated: Sequence[float], found: Sequence[float], *, title: str = "Error against stated deviation"
+) -> Figure:
+    """Root mean square error of pixels of about the same stated standard deviation; on the line where it is right."""
+    _check_lengths({"found": found}, len(stated))
+    figure, axes = _figure((4.6, 4.4), title)
+    top = 1.05 * max([*stated, *found, 1e-12])
+    axes.plot([0, top], [0, top], linestyle=":", label="as stated", **REFERENCE)
+    axes.plot(stated, found, marker="o", markersize=4, color=COLORS[0])
+    axes.set(xlim=(0, top), ylim=(0, top), xlabel="stated standard deviation", ylabel="root mean square error")
+    axes.legend(frameon=False, loc="upper left")
     return figure
 
 

@@ -22,9 +22,10 @@ def ink(path) -> float:
         plotting.reliability_diagram(LEVELS, {"a": [0.1, 0.4, 0.7], "b": [0.2, 0.6, 0.95]}, expected=[0.1, 0.5, 0.85]),
         plotting.sparsification_plot([0.0, 0.5, 0.9], {"ours": [1.0, 0.7, 0.4]}, oracle=[1.0, 0.5, 0.1]),
         plotting.pit_histogram([3, 1, 1, 3]),
+        plotting.spread_plot([0.1, 0.5], [0.2, 0.4]),
         plotting.group_bars({"crps": {"desk": (0.2, 0.1), "street": (0.4, math.nan)}}, {"crps": 0.3}),
     ],
-    ids=["reliability", "sparsification", "pit", "groups"],
+    ids=["reliability", "sparsification", "pit", "spread", "groups"],
 )
 def test_every_figure_is_written_and_shows_something(figure, tmp_path):
     path = plotting.save_figure(figure, tmp_path / "figure.png")

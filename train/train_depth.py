@@ -2,13 +2,10 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from marigold_uq.commands.runner import run_command
-from marigold_uq.depth.config import DepthTrainConfig, paper_data
+from marigold_uq.depth.config import DEFAULTS, DepthTrainConfig
 from marigold_uq.depth.run import run_training
-
-DEFAULTS = {"data": [asdict(part) for part in paper_data()]}  # printed as plain values
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

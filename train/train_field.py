@@ -3,19 +3,14 @@
 import sys
 from collections.abc import Sequence
 
-from marigold_uq.commands.runner import INTERRUPTED, Invocation, run_command
+from marigold_uq.commands.runner import run_command
 from marigold_uq.field.config import FieldTrainConfig
-from marigold_uq.field.run import train_field
-
-
-def run(config: FieldTrainConfig, invocation: Invocation) -> int:
-    """Train and save; an interrupted run resumes with the same command."""
-    return 0 if train_field(config, invocation.config).finished else INTERRUPTED
+from marigold_uq.field.run import run_training
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Read the options, run."""
-    return run_command("train/train_field.py", FieldTrainConfig, run, arguments)
+    """0 when finished, 130 when interrupted: the same command resumes."""
+    return run_command("train/train_field.py", FieldTrainConfig, run_training, arguments)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,10 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from marigold_uq.calibration.comparison import Comparison
+from marigold_uq.distributions import GaussianDistribution
 from marigold_uq.distributions.base import at_least_float32
 from marigold_uq.metrics.probabilistic import crps
+from marigold_uq.scores import crps as distribution_crps
 
 Score: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Samples (M, ...) and target (...) -> unreduced score, lower is better."""
@@ -146,6 +148,36 @@ def choose_kappa(
         curve = _search_log(objective, bounds, 60, 1e-4, "kappa")
         kappa = min(curve, key=lambda point: point[1])[0]
     return KappaChoice(kappa, objective(kappa), before)
+
+
+def choose_gaussian_kappa(
+    mean: Tensor, std: Tensor, target: Tensor, *, bounds: tuple[float, float] = (1e-3, 1e3)
+) -> KappaChoice:
+    """The kappa for which N(mean, (kappa std)^2) has the best mean CRPS, for predictions without members.
+
+    Args:
+        mean: (...).
+        std: (...), not negative.
+        target: (...), held out.
+        bounds: Of kappa, in units of the mean absolute error over the mean deviation.
+    """
+    if not mean.shape == std.shape == target.shape:
+        raise ValueError(
+            f"mean {tuple(mean.shape)}, std {tuple(std.shape)} and target {tuple(target.shape)} must have one shape"
+        )
+    mean, std, target = (at_least_float32(values) for values in (mean, std, target))
+    if not bool((std > 0).any()):
+        raise ValueError("the standard deviation is 0 everywhere, so no kappa can change it")
+    floor = torch.finfo(std.dtype).tiny
+
+    def objective(kappa: float) -> float:
+        law = GaussianDistribution(mean, (kappa * std).clamp(min=floor))
+        return float(distribution_crps(law, target).double().mean())
+
+    middle = float((target - mean).abs().mean() / std.mean()) or 1.0
+    curve = _search_log(objective, (middle * bounds[0], middle * bounds[1]), 60, 1e-4, "kappa")
+    kappa, best = min(curve, key=lambda point: point[1])
+    return KappaChoice(kappa, best, objective(1.0))
 
 
 def apply_kappa(samples: Tensor, kappa: float) -> Tensor:

@@ -10,7 +10,7 @@ from argparse import SUPPRESS
 from argparse import ArgumentParser as PlainParser
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
@@ -51,14 +51,14 @@ class Command:
         run: A function of (options, invocation) that returns the exit code.
         summary: One line for the list of commands.
         positional: The field that is given without a name.
-        defaults: Defaults that a dataclass cannot express.
+        defaults: The name of defaults that a dataclass cannot express.
     """
 
     options: str
     run: str
     summary: str = ""
     positional: str | None = None
-    defaults: dict[str, Any] = field(default_factory=dict)
+    defaults: str | None = None
 
     def main(self, program: str, arguments: Sequence[str] | None = None) -> int:
         """Parse and run; Ctrl-C ends with one line, also while modules are being imported."""
@@ -66,7 +66,8 @@ class Command:
 
     def _run(self, program: str, arguments: Sequence[str] | None) -> int:
         given = list(sys.argv[1:] if arguments is None else arguments)
-        parsed = parse_options(program, _resolve(self.options), given, self.defaults, self.positional)
+        defaults = None if self.defaults is None else _resolve(self.defaults)
+        parsed = parse_options(program, _resolve(self.options), given, defaults, self.positional)
         return int(_resolve(self.run)(*parsed))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -88,6 +88,10 @@ def paper_data() -> list[DataPart]:
         DataPart("hypersim", root="data/hypersim/train", probability=0.9),
         DataPart("vkitti2", root="data/vkitti2", probability=0.1),
     ]
+
+
+DEFAULTS = {"data": [asdict(part) for part in paper_data()]}
+"""Of the training command, as plain values, which is how it prints them."""
 
 
 @dataclass(frozen=True)

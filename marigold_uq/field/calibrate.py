@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -36,6 +37,7 @@ from marigold_uq.calibration import (
     residual_ratio,
     stack_grids,
 )
+from marigold_uq.commands.runner import Invocation
 from marigold_uq.distributions import GaussianDistribution
 from marigold_uq.field.config import read_config
 from marigold_uq.field.data import FieldSequences, Transitions
@@ -51,7 +53,15 @@ from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.pipelines.field.output import damp, stretch
 from marigold_uq.results import write_json
 
-__all__ = ["CalibrationOptions", "Candidate", "calibrate_field", "calibrate_run", "calibration_settings"]
+__all__ = [
+    "CalibrationOptions",
+    "Candidate",
+    "FieldCalibration",
+    "calibrate_field",
+    "calibrate_run",
+    "calibration_settings",
+    "run_calibration",
+]
 
 LARGEST = 1e18
 """Samples beyond it, whose squares single precision does not hold, have diverged."""
@@ -106,6 +116,19 @@ class CalibrationOptions:
 
 
 @dataclass(frozen=True)
+class FieldCalibration(CalibrationOptions):
+    """Calibrate a trained forecast model.
+
+    Args:
+        run: Folder that train_field.py wrote.
+        device: Where the network runs.
+    """
+
+    run: Path = Path("runs/field")
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
 class Candidate:
     """A setting and its scores: means over lead times of the CRPS in units of the first candidate's.
 
@@ -135,6 +158,22 @@ class Rollouts(NamedTuple):
     ids: list[int]
     target: Tensor
     expected: Tensor | None
+
+
+def run_calibration(options: FieldCalibration, invocation: Invocation) -> int:
+    """The command `eval/calibrate_field.py`: calibrate, save, and say what was chosen."""
+    try:
+        found = calibrate_run(options.run, options, device=options.device, verbose=True)
+    except FloatingPointError as error:
+        raise ValueError(str(error)) from error
+    best = found["best"]
+    print(f"{best['steps']} steps, tau {best['tau']:.3g}; written: {options.run / 'calibrated'}")
+    grid, units = found["calibration"]["interval"], found["num_interval_units"]
+    if grid is None:
+        print(f"no intervals: {units} independent units are too few, or samples do not differ", file=sys.stderr)
+    else:
+        print(f"intervals for coverages up to {grid['coverages'][-1]:g}, from {units} independent units")
+    return 0
 
 
 def calibrate_run(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from marigold_uq import plotting
+from marigold_uq.commands.runner import Invocation
 from marigold_uq.field import figures
 from marigold_uq.field.config import FieldData, read_config
 from marigold_uq.field.data import FieldSequences, Transitions, statistics_of
@@ -30,7 +31,17 @@ from marigold_uq.metrics import expected_coverage
 from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.results import METRICS_FILE, as_json, markdown_table, number, write_results
 
-__all__ = ["CURVES", "GROUPS", "MIN_SCALE_SHARE", "PAIRED", "SHOWN", "FieldEvaluation", "evaluate_field", "report"]
+__all__ = [
+    "CURVES",
+    "GROUPS",
+    "MIN_SCALE_SHARE",
+    "PAIRED",
+    "SHOWN",
+    "FieldEvaluation",
+    "evaluate_field",
+    "report",
+    "run_evaluation",
+]
 
 
 REPORT_FILE = "report.md"
@@ -99,6 +110,13 @@ class FieldEvaluation:
         if data is None or model is None:
             raise ValueError("give `run`, or `data` and `model` (a folder, a Hub name, persistence or climatology)")
         return replace(self, run=None, data=data, model=model)
+
+
+def run_evaluation(options: FieldEvaluation, invocation: Invocation) -> int:
+    """The command `eval/eval_field.py`: evaluate and print the tables."""
+    metrics = evaluate_field(options, command=invocation.command)
+    print(report({metrics["predictor"]["model"]: metrics}))
+    return 0
 
 
 def evaluate_field(options: FieldEvaluation, *, command: str | None = None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from marigold_uq.calibration import unit_means
+from marigold_uq.commands.runner import INTERRUPTED, Invocation
 from marigold_uq.field.config import FieldModel, FieldTrainConfig
 from marigold_uq.field.data import FieldSequences, Transitions
 from marigold_uq.field.encoding import fit_encoder
@@ -25,7 +26,12 @@ from marigold_uq.training.family_runs import choose_family
 from marigold_uq.training.loop import Trainer, TrainingResult, make_accelerator
 from marigold_uq.training.selection import AUTO, FamilyCandidate, sample_unit_scores
 
-__all__ = ["choose_field_family", "new_pipeline", "new_scheduler", "train_field"]
+__all__ = ["choose_field_family", "new_pipeline", "new_scheduler", "run_training", "train_field"]
+
+
+def run_training(config: FieldTrainConfig, invocation: Invocation) -> int:
+    """The command `train/train_field.py`: 0 when finished, 130 when interrupted (the same command resumes)."""
+    return 0 if train_field(config, invocation.config).finished else INTERRUPTED
 
 
 def train_field(config: FieldTrainConfig, config_text: str = "") -> TrainingResult:

@@ -11,7 +11,7 @@ from support.scripts import load_script
 from support.tiny_conditioned import UNET, conditioned_encoder, conditioned_pipeline
 
 from marigold_uq import MarigoldUQDepthPipeline
-from marigold_uq.depth.calibrate import DepthCalibration, calibrate_depth
+from marigold_uq.depth.calibration import DepthCalibration, calibrate_depth
 from marigold_uq.depth.conditioned_run import (
     ConditionedStart,
     ConditionedTrainConfig,

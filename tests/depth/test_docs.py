@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 from PIL import Image
 from support.scripts import ROOT, load_script, parse_options
 
-from marigold_uq.depth.calibrate import DepthCalibration
+from marigold_uq.cli import COMMANDS, Group
+from marigold_uq.depth.calibration import DepthCalibration
 from marigold_uq.depth.config import DepthTrainConfig
 from marigold_uq.depth.evaluation import DepthEvaluation
 
@@ -48,6 +50,26 @@ def commands() -> list[list[str]]:
         calls = (line for line in lines if re.match(r"(python|accelerate launch) \w+/", line))
         found += [shlex.split(line, comments=True) for line in calls]
     return [words[words.index("launch") + 1 if "launch" in words else 1 :] for words in found]
+
+
+def installed_commands() -> list[list[str]]:
+    """Every call in the pages of `marigold-uq` with a task, or for intervals, as words."""
+    found = []
+    for page in PAGES:
+        lines = re.findall(
+            r"^(?:pip .* && )?marigold-uq ((?:train|eval|calibrate|intervals|demo)\b.*)$", page.read_text(), re.M
+        )
+        found += [shlex.split(line, comments=True) for line in lines]
+    return found
+
+
+@pytest.mark.parametrize("words", installed_commands(), ids=" ".join)
+def test_commands_of_the_installed_program_parse(words: list[str]) -> None:
+    found, rest = COMMANDS[words[0]], words[1:]
+    if isinstance(found, Group):
+        found, rest = found.commands[rest[0]], rest[1:]
+    module, _, name = found.options.partition(":")
+    assert parse_options(getattr(import_module(module), name), *rest)
 
 
 @pytest.mark.parametrize("words", [words for words in commands() if words[0] in OPTIONS], ids=" ".join)

@@ -167,12 +167,7 @@ class _FilePredictor(Predictor):
         path = prediction_path(self.folder, sample["name"])
         if not path.is_file():
             raise PredictionError(f"no prediction: {path} does not exist")
-        try:
-            found = read_npz(path, str(path), npz_names(path, str(path)))
-        except (OSError, ValueError) as error:
-            raise PredictionError(f"{path} is no readable npz: {error}") from error
-        arrays = {key: array for key, array in found.items() if array.dtype.kind in "fiu"}
-        return prediction_from_arrays(arrays, str(path))
+        return read_prediction(path)
 
     def identity(self, name: str) -> str:
         """Size and time of the file."""
@@ -216,6 +211,16 @@ register_predictor("pipeline")(
 register_predictor("files")(lambda options: _FilePredictor(options.files))
 register_predictor("constant")(lambda options: _MapPredictor("constant", _constant_map))
 register_predictor("ramp")(lambda options: _MapPredictor("ramp", _ramp_map))
+
+
+def read_prediction(path: Path) -> Prediction:
+    """The prediction in an npz made by others; what is no number in it is left alone."""
+    try:
+        found = read_npz(path, str(path), npz_names(path, str(path)))
+    except (OSError, ValueError) as error:
+        raise PredictionError(f"{path} is no readable npz: {error}") from error
+    arrays = {key: array for key, array in found.items() if array.dtype.kind in "fiu"}
+    return prediction_from_arrays(arrays, str(path))
 
 
 def prediction_path(folder: Path, name: str) -> Path:

@@ -12,8 +12,15 @@ from support.tiny_depth import generator, picture, tiny_pipeline
 
 from marigold_uq import MarigoldUQDepthPipeline
 from marigold_uq.calibration import Calibration
-from marigold_uq.depth.calibrate import DepthCalibration, calibrate_depth
-from marigold_uq.depth.data import DepthDataset, DepthSample
+from marigold_uq.commands.runner import Invocation
+from marigold_uq.depth.calibration import (
+    DepthCalibration,
+    Stated,
+    calibrate_depth,
+    calibrate_modes,
+    run_calibration,
+)
+from marigold_uq.depth.data import DepthDataError, DepthDataset, DepthSample
 from marigold_uq.depth.evaluation import DataOptions, DepthEvaluation, PipelineOptions, evaluate_depth
 from marigold_uq.depth.evaluation.predictors import PipelinePredictor
 from marigold_uq.randomness import member_seed
@@ -158,6 +165,34 @@ def test_what_cannot_be_calibrated_is_an_error_that_says_why(
             DepthCalibration(str(save(tmp_path / "model")), tmp_path / "out", **given), dataset=Rooms(rooms)
         )
     assert not (tmp_path / "out").exists()
+
+
+def test_the_report_makes_the_maps_again_that_were_calibrated(tmp_path: Path) -> None:
+    """The pipeline that now has a calibration would stretch its members a second time."""
+    given, data = options(save(tmp_path / "model"), tmp_path / "out", modes=["trajectory"]), Rooms(8)
+    found = calibrate_modes(given, data)["trajectory"]
+    assert found.record.kappa != pytest.approx(1, abs=0.05)
+    for own in found.collected.pixels.values():
+        again = Stated.of(found.predictor.predict(data.read(own.index)))
+        assert set(own.stated.std.tolist()) <= set(again.std.flatten().tolist())
+
+
+def test_a_picture_that_cannot_be_read_is_left_out_and_named(tmp_path: Path, capsys) -> None:
+    class Damaged(Rooms):
+        def read(self, index: int) -> DepthSample:
+            if index == 3:
+                raise DepthDataError("is damaged", "3.png")
+            return super().read(index)
+
+    given = options(save(tmp_path / "model"), tmp_path / "out", modes=["trajectory"])
+    assert run_calibration(given, Invocation("marigold-uq calibrate depth", ""), dataset=Damaged(9)) == 1
+    told = capsys.readouterr()
+    assert "failed: 3: 3.png: is damaged" in told.err
+    assert "no 90% interval: it needs 9 units" in told.err
+    assert (tmp_path / "out" / "model_index.json").is_file()
+    page = (tmp_path / "out_report.html").read_text(encoding="utf-8")
+    assert "8 images" in page
+    assert "needs 9 units" in page
 
 
 REGISTERED = """
