@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,7 +28,7 @@ class MarigoldUQDepthOutput(BaseOutput):
     Args:
         prediction: Depth, c = 1; in [0, 1], larger is farther, for affine-invariant models.
         uncertainty: Standard deviation over members, in the prediction's units, c = 1.
-        latent: Members' latents (N * E, C, h, w), as the `latents` argument takes them.
+        latent: Where the prediction's chains end (N * chains, C, h, w), as the `latents` argument takes them.
         epistemic: The paper's epistemic estimate, a standard deviation in the prediction's units, c = 1.
         quantiles: Those of `quantiles`, c = number of levels.
         samples: Aligned members, c = E.
@@ -47,10 +47,10 @@ class MarigoldUQDepthOutput(BaseOutput):
     interval: Maps = None
     novelty: Novelty | None = None
 
-    def to_tuple_with_none(self) -> tuple[Any, ...]:
-        """All eight fields in order; `BaseOutput.to_tuple` leaves out those that are None."""
-        names = ("prediction", "uncertainty", "latent", "epistemic", "quantiles", "samples", "interval", "novelty")
-        return tuple(getattr(self, name) for name in names)
+    def as_diffusers_tuple(self) -> tuple[Any, ...]:
+        """Prediction, uncertainty and latent, None where they were not asked for, and then what else was."""
+        more = [getattr(self, one.name) for one in fields(self)[3:]]
+        return (self.prediction, self.uncertainty, self.latent, *(value for value in more if value is not None))
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class DepthMaps:
     quantiles: Tensor | None
     samples: Tensor | None
     interval: Tensor | None
-    latent: Tensor  # (E, C, h, w)
+    latent: Tensor  # (chains, C, h, w)
 
 
 def member_statistics(ensemble: EnsembledDepth, epistemic: Tensor | None, latent: Tensor, call: DepthCall) -> DepthMaps:
@@ -83,11 +83,10 @@ def member_statistics(ensemble: EnsembledDepth, epistemic: Tensor | None, latent
     )
 
 
-def quantile_members(maps: Tensor) -> EnsembledDepth:
-    """Maps of a distribution's mean and of its quantiles, (1 + E, H, W): they belong together, nothing is aligned."""
-    members = maps[1:]
-    ones = torch.ones(len(members), dtype=maps.dtype, device=maps.device)
-    return EnsembledDepth(maps[0], members.std(0), members, ones, torch.zeros_like(ones))
+def quantile_members(prediction: Tensor, maps: Tensor) -> EnsembledDepth:
+    """Quantiles (E, H, W) of the distribution of the prediction: they belong together and stay as they are."""
+    ones = torch.ones(len(maps), dtype=maps.dtype, device=maps.device)
+    return EnsembledDepth(prediction, maps.std(0), maps, ones, torch.zeros_like(ones))
 
 
 def _interval(prediction: Tensor, std: Tensor, members: Tensor, call: DepthCall) -> Tensor:
@@ -138,7 +137,7 @@ def collect_output(results: list[DepthMaps], call: DepthCall) -> MarigoldUQDepth
     return MarigoldUQDepthOutput(
         prediction=collect("prediction"),
         uncertainty=collect("uncertainty"),
-        latent=_collect_latents(results) if call.output_latent else None,
+        latent=_collect_latents([result.latent for result in results]) if call.output_latent else None,
         epistemic=collect("epistemic"),
         quantiles=collect("quantiles"),
         samples=collect("samples"),
@@ -146,8 +145,13 @@ def collect_output(results: list[DepthMaps], call: DepthCall) -> MarigoldUQDepth
     )
 
 
-def _collect_latents(results: list[DepthMaps]) -> Maps:
-    latents = [result.latent for result in results]
+def latent_output(latents: list[Tensor], call: DepthCall) -> MarigoldUQDepthOutput:
+    """What output_type="latent" returns: latents in place of the depth map."""
+    together = _collect_latents(latents)
+    return MarigoldUQDepthOutput(together, latent=together if call.output_latent else None)
+
+
+def _collect_latents(latents: list[Tensor]) -> Maps:
     if len({latent.shape for latent in latents}) > 1:
         return latents
     return torch.cat(latents)
