@@ -35,6 +35,7 @@ EXTRAS = {
     "scenes": SCENES,
     "skpro": SKPRO,
     "tracking": TRACKING,
+    "video": ["imageio-ffmpeg>=0.5"],
     "weather": WEATHER,
 }
 

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     first = words[0]
     if first in COMMANDS:
-        return COMMANDS[first].main(f"marigold-uq {first}", words[1:])
+        return COMMANDS[first].main(f"marigold-uq {first}", words[1:], last=arguments is None)
     if first in ("-h", "--help"):
         print(_help())
         return 0

@@ -27,7 +27,7 @@ from marigold_uq.models.widen import add_condition_channels, widen
 from marigold_uq.novelty import Novelty
 from marigold_uq.pipelines.base import ConfigEntry, UncertaintyPipeline
 from marigold_uq.pipelines.depth.call import CALLBACK_INPUTS, MODES, ONE_STEP_MODES, DepthCall
-from marigold_uq.pipelines.depth.images import ImageInput, load_images, to_model_input, unpad
+from marigold_uq.pipelines.depth.images import ImageInput, ModelInput, load_images, to_model_input, to_uint8, unpad
 from marigold_uq.pipelines.depth.latents import (
     ChainResult,
     FirstDistribution,
@@ -47,6 +47,7 @@ from marigold_uq.pipelines.depth.latents import (
 from marigold_uq.pipelines.depth.output import (
     DepthMaps,
     MarigoldUQDepthOutput,
+    ShownWith,
     collect_output,
     latent_output,
     member_statistics,
@@ -297,7 +298,7 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
             output_type=output_type,
             uncertainty="ensemble" if output_uncertainty else None,
         )
-        self._starts([self._model_input(one, call)[0] for one in images], call, latents, copied(generator))
+        self._starts([self._model_input(one, call).pixels for one in images], call, latents, copied(generator))
         return len(images)
 
     def prepare_latents(
@@ -439,18 +440,34 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
             callback_inputs=callback_on_step_end_tensor_inputs,
         )
         output = self.predict(images, call, latents=latents, generator=generator)
+        if call.output_type != "latent":
+            output.shown_with = self._shown_with(images, call)
         return output if return_dict else output.as_diffusers_tuple()
+
+    def _shown_with(self, images: list[Tensor], call: DepthCall) -> ShownWith:
+        relative = self.config.scale_invariant or self.config.shift_invariant
+        pictures = tuple(to_uint8(image) for image in images)
+        units = "relative" if relative else "metric"
+        return ShownWith(pictures, self.config.prediction_type or "depth", units, call.coverage)
 
     @torch.no_grad()
     def predict(
         self, images: list[Tensor], call: DepthCall, *, latents: Latents = None, generator: Generators = None
     ) -> MarigoldUQDepthOutput:
         """The way of an image through the pipeline, for `load_images(...)` and a call that was checked before."""
+        inputs = [self._model_input(picture, call) for picture in images]
+        return self.predict_inputs(inputs, call, latents=latents, generator=generator)
+
+    @torch.no_grad()
+    def predict_inputs(
+        self, inputs: list[ModelInput], call: DepthCall, *, latents: Latents = None, generator: Generators = None
+    ) -> MarigoldUQDepthOutput:
+        """The same from pictures that were resized before."""
         scheduler = self.scheduler.for_chain(call.num_steps, self._execution_device)
         _NUM_TIMESTEPS.set(len(scheduler.timesteps))
-        inputs = [self._model_input(picture, call) for picture in images]
-        conditions = self._conditions([pixels for pixels, _ in inputs], call)
-        starts, streams = self._starts([pixels for pixels, _ in inputs], call, latents, generator)
+        pixels = [one.pixels.to(self._execution_device, self.vae.dtype) for one in inputs]
+        conditions = self._conditions(pixels, call)
+        starts, streams = self._starts(pixels, call, latents, generator)
         own_streams = [forked(one) for one in streams[:: call.num_chains]]  # uncertainty takes no number from the rest
         chains = self._run_chains(conditions, starts, streams, call, scheduler, own_streams)
         if call.output_type == "latent":
@@ -458,23 +475,22 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
         else:
             members = self._members(chains, conditions, starts, own_streams, call, scheduler)
             results = [
-                self._finish_image(picture, padding, condition, merge_chains(own).latents, further, call)
-                for picture, (_, padding), condition, own, further in zip(
-                    images, inputs, conditions, chains, members, strict=True
-                )
+                self._finish_image(one, condition, merge_chains(own).latents, further, call)
+                for one, condition, own, further in zip(inputs, conditions, chains, members, strict=True)
             ]
             output = collect_output(results, call)
             output.novelty = self._novelty_of(members, call)
         self.maybe_free_model_hooks()
         return output
 
-    def _model_input(self, picture: Tensor, call: DepthCall) -> tuple[Tensor, tuple[int, int]]:
-        """1. Resize and pad: pixels (1, 3, H, W) in [-1, 1], and the padding to undo."""
+    def _model_input(self, picture: Tensor, call: DepthCall) -> ModelInput:
+        """1. Resize and pad: pixels (1, 3, h, w) in [-1, 1], and the padding to undo."""
         picture = picture.to(self._execution_device)
         pixels, padding = to_model_input(
             picture, resolution=call.resolution, multiple=self.vae_scale_factor, method=call.resample_method_input
         )
-        return pixels.to(self.vae.dtype), padding
+        height, width = picture.shape[-2:]
+        return ModelInput(pixels, padding, (height, width))
 
     def _conditions(self, inputs: list[Tensor], call: DepthCall) -> list[PictureCondition]:
         """2. What the network knows of each picture, encoded in batches of equal size."""
@@ -611,8 +627,7 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
 
     def _finish_image(
         self,
-        picture: Tensor,
-        padding: tuple[int, int],
+        given: ModelInput,
         condition: PictureCondition,
         latents: Tensor,
         members: MemberLatents,
@@ -621,7 +636,7 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
         """7. Decode, align, reduce and resize: the prediction from its own `latents`, the rest from the members."""
 
         def decode(part: Tensor) -> Tensor:
-            return unpad(decode_maps(self.vae, part, call.batch_size, condition.guide), padding)  # (E, h, w)
+            return unpad(decode_maps(self.vae, part, call.batch_size, condition.guide), given.padding)  # (E, h, w)
 
         own = self._aligned(decode(latents), call.reduction)
         if call.mode == "marginal":
@@ -633,12 +648,9 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
         epistemic = None
         if members.epistemic is not None:
             spread = decode_spread(self.vae, latents[0], members.epistemic, call.batch_size, condition.guide)
-            epistemic = float(own.scale[0]) * unpad(spread, padding)
+            epistemic = float(own.scale[0]) * unpad(spread, given.padding)
         result = member_statistics(ensemble, epistemic, latents, call)
-        if not call.match_input_resolution:
-            return result
-        height, width = picture.shape[-2:]
-        return resize_maps(result, (height, width), call)
+        return resize_maps(result, given.size, call) if call.match_input_resolution else result
 
     def _aligned(self, maps: Tensor, reduction: Reduction) -> EnsembledDepth:
         """Members (E, h, w) in common units, as far as the model leaves these open."""

@@ -32,7 +32,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "depth" / "diffusers.md"
 ROUNDING = 1e-5
 METHODS = [name for name, one in vars(MarigoldDepthPipeline).items() if callable(one) or isinstance(one, staticmethod)]
 PUBLIC = sorted(name for name in dir(stock_pipeline()) if not name.startswith("_"))
-OWN = sorted(set(PUBLIC) - set(dir(MarigoldDepthPipeline.__mro__[1])))
+OWN = sorted({name for name in (*vars(MarigoldDepthPipeline), *vars(stock_pipeline())) if not name.startswith("_")})
 """What diffusers' depth pipeline has beyond the pipelines it derives from."""
 
 
@@ -117,7 +117,7 @@ def test_the_calls_of_diffusers_own_tests_give_diffusers_numbers(
         "match_input_resolution": match,
         "output_latent": True,
     }
-    image = torch.from_numpy(picture(32, 32)).permute(2, 0, 1)[None]
+    image = torch.from_numpy(picture(32, 32)).permute(2, 0, 1)[None].contiguous()
     got = tiny_pipeline()(image, generator=generator(seed), **options)
     expected = stock_pipeline()(image, generator=generator(seed), **options)
     assert got.prediction.shape == expected.prediction.shape
@@ -143,7 +143,7 @@ def test_without_a_generator_torchs_default_stream_gives_diffusers_numbers() -> 
         for pipeline in (tiny_pipeline(), stock_pipeline()):
             torch.manual_seed(4)
             found.append(pipeline([picture(), picture(seed=1)], ensemble_size=2, output_latent=True).latent)
-    assert torch.equal(*found)
+    assert (found[0] - found[1]).abs().max() < ROUNDING
 
 
 def test_prepare_latents_and_decode_prediction_give_diffusers_numbers() -> None:
