@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.cli_runs import depth, read_npz, save_models, save_picture
+from support.cli_runs import depth, noisy_scene, read_npz, save_models, save_picture
 from support.tiny_depth import picture, tiny_pipeline
 
 from marigold_uq.commands import video as video_command
@@ -18,14 +18,6 @@ from marigold_uq.randomness import member_generators
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     return save_models(tmp_path_factory.mktemp("models"))
-
-
-def noisy_scene(count: int, height: int = 12, width: int = 16) -> list[np.ndarray]:
-    """The same scene in every frame, with a little camera noise."""
-    random = np.random.default_rng(0)
-    scene = picture(height, width)
-    frames = [scene + 0.01 * random.standard_normal(scene.shape) for _ in range(count)]
-    return [(np.clip(frame, 0, 1) * 255).astype(np.uint8) for frame in frames]
 
 
 @pytest.fixture

