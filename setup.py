@@ -37,6 +37,7 @@ EXTRAS = {
     "scenes": SCENES,
     "skpro": SKPRO,
     "tracking": TRACKING,
+    "video": ["imageio-ffmpeg>=0.5"],
     "weather": WEATHER,
 }
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
     from marigold_uq.schedulers.scheduling_distributional_edm import DistributionalEDMScheduler
     from marigold_uq.schedulers.scheduling_distributional_flow_match import DistributionalFlowMatchScheduler
+    from marigold_uq.schedulers.scheduling_distributional_lcm import DistributionalLCMScheduler
     from marigold_uq.tabular.regressor import DiffusionRegressor
 
 __version__ = "0.1.0"
@@ -27,6 +28,7 @@ _HOMES = {
     "DistributionalDDIMScheduler": "marigold_uq.schedulers.scheduling_distributional_ddim",
     "DistributionalEDMScheduler": "marigold_uq.schedulers.scheduling_distributional_edm",
     "DistributionalFlowMatchScheduler": "marigold_uq.schedulers.scheduling_distributional_flow_match",
+    "DistributionalLCMScheduler": "marigold_uq.schedulers.scheduling_distributional_lcm",
     "FieldForecastPipeline": "marigold_uq.pipelines.field",
     "MarigoldUQDepthPipeline": "marigold_uq.pipelines.depth",
     "ProceduralScenes": "marigold_uq.depth.scenes",
@@ -40,6 +42,7 @@ __all__ = [
     "DistributionalDDIMScheduler",
     "DistributionalEDMScheduler",
     "DistributionalFlowMatchScheduler",
+    "DistributionalLCMScheduler",
     "FieldForecastPipeline",
     "MarigoldUQDepthPipeline",
     "ProceduralScenes",

@@ -124,17 +124,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[:1] == ["--version"]:
         print(f"marigold-uq {marigold_uq.__version__}")
         return 0
-    return _dispatch("marigold-uq", _ABOUT, COMMANDS, words)
+    return _dispatch("marigold-uq", _ABOUT, COMMANDS, words, last=arguments is None)
 
 
-def _dispatch(program: str, about: str, commands: Mapping[str, Command | Group], words: list[str]) -> int:
-    """Run the command that the first word names, or tell which there are."""
+def _dispatch(
+    program: str, about: str, commands: Mapping[str, Command | Group], words: list[str], *, last: bool = False
+) -> int:
+    """Run the command that the first word names, or tell which there are; the process may end with it (`last`)."""
     first = words[0] if words else None
     if first in commands:
         found = commands[first]
         if isinstance(found, Command):
-            return found.main(f"{program} {first}", words[1:])
-        return _dispatch(f"{program} {first}", found.summary, found.commands, words[1:])
+            return found.main(f"{program} {first}", words[1:], last=last)
+        return _dispatch(f"{program} {first}", found.summary, found.commands, words[1:], last=last)
     if first is None or first in ("-h", "--help"):
         print(_help(program, about, commands), file=sys.stdout if words else sys.stderr)
         return 0 if words else 2

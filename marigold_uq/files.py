@@ -16,7 +16,16 @@ from uuid import uuid4
 
 import numpy as np
 
-__all__ = ["TEMPORARY", "atomic_folder", "atomic_path", "fingerprint", "make_folder", "remove", "require_same"]
+__all__ = [
+    "TEMPORARY",
+    "atomic_folder",
+    "atomic_path",
+    "differences",
+    "fingerprint",
+    "make_folder",
+    "remove",
+    "require_same",
+]
 
 TEMPORARY = ".marigold-uq-"
 """How names of unfinished files and folders begin."""
@@ -125,16 +134,21 @@ def require_same(path: str | Path, found: Mapping[str, Any], asked: Mapping[str,
 
     Settings are compared as JSON holds them: a tuple equals a list, a path its text.
     """
-    found, asked = (json.loads(json.dumps(dict(settings), default=str)) for settings in (found, asked))
-    different = [
-        f"{key} was {found.get(key)!r}, now {asked.get(key)!r}"
-        for key in sorted(set(found) | set(asked))
-        if found.get(key) != asked.get(key)
-    ]
+    different = differences(found, asked)
     if different:
         raise ValueError(
             f"{path} was made with other settings: {'; '.join(different)}. Choose another output, or delete it first"
         )
+
+
+def differences(found: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
+    """What was asked for otherwise, one phrase per setting; settings are compared as JSON holds them."""
+    found, asked = (json.loads(json.dumps(dict(settings), default=str)) for settings in (found, asked))
+    return [
+        f"{key} was {found.get(key)!r}, now {asked.get(key)!r}"
+        for key in sorted(set(found) | set(asked))
+        if found.get(key) != asked.get(key)
+    ]
 
 
 def _check_target(path: Path, overwrite: bool) -> None:

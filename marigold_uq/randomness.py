@@ -74,3 +74,10 @@ def member_generators(
 def base_seed(generator: torch.Generator | None) -> int:
     """A seed drawn from `generator`, or from torch's default stream as torch's own functions do with None."""
     return int(torch.randint(2**62, (1,), generator=generator, device=generator.device if generator else "cpu").item())
+
+
+def forked(generator: torch.Generator, index: int = 0) -> torch.Generator:
+    """Stream `index` of those that follow from the state of `generator`, which stays as it is."""
+    twin = torch.Generator(generator.device)
+    twin.set_state(generator.get_state())
+    return torch.Generator(generator.device).manual_seed(member_seed(base_seed(twin), index))

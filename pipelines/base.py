@@ -21,6 +21,19 @@ from marigold_uq.schedulers.distributional import DistributionalScheduler
 logger = logging.get_logger(__name__)
 
 
+class ConfigEntry:
+    """An entry of a pipeline's config under its own name as an attribute; assigning it changes the config."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, pipeline: Any, owner: type | None = None) -> Any:
+        return self if pipeline is None else pipeline.config[self.name]
+
+    def __set__(self, pipeline: Any, value: Any) -> None:
+        pipeline.register_to_config(**{self.name: value})
+
+
 class UncertaintyPipeline(DiffusionPipeline):
     """A pipeline that knows how sure it is.
 

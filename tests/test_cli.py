@@ -20,10 +20,17 @@ from support.cli_runs import depth, read_npz, run, save_models, save_picture
 import marigold_uq
 from marigold_uq.cli import COMMANDS
 from marigold_uq.commands import depth as depth_command
-from marigold_uq.commands.depth import DepthOptions, unique_stems
+from marigold_uq.commands import pictures
+from marigold_uq.commands.depth import DepthOptions
 from marigold_uq.commands.runner import Command
 from marigold_uq.depth import model as model_command
 from marigold_uq.depth.export import FORMATS
+
+
+def made(folder: Path) -> set[str]:
+    """Names of the outputs, without the records of what made them."""
+    return {path.name for path in folder.iterdir() if path.suffix != ".json"}
+
 
 DEFAULT_ENDINGS = [".npz", "_depth_color.png", "_uncertainty_color.png", "_sheet.png"]
 
@@ -59,19 +66,19 @@ def test_a_broken_image_is_reported_at_the_end_and_the_rest_is_done(models, phot
     assert "p0b.jpg is empty" in failed[0]
     assert "p1b.png is not an image" in failed[1]
     expected = {f"p{i}{ending}" for i in range(3) for ending in DEFAULT_ENDINGS}
-    assert {path.name for path in (tmp_path / "out").iterdir()} == expected
+    assert made(tmp_path / "out") == expected
 
 
 def test_an_unexpected_error_of_one_image_does_not_stop_the_others(models, photos, tmp_path, capsys, monkeypatch):
     """Whatever a decoder, the network or a format of the output raises: a night's work must not end with it."""
-    load = depth_command.load_images
+    load = pictures.read_array
 
-    def fail(path, **options):
+    def fail(path, limit):
         if path.name == "p1.png":
             raise TypeError("a decoder met what its authors did not think of")
-        return load(path, **options)
+        return load(path, limit)
 
-    monkeypatch.setattr(depth_command, "load_images", fail)
+    monkeypatch.setattr(pictures, "read_array", fail)
     assert depth(models, photos, "-o", tmp_path / "out") == 1
     printed = capsys.readouterr()
     assert "p1.png: TypeError: a decoder met" in printed.err
@@ -92,7 +99,7 @@ def test_a_name_that_no_encoding_can_say_does_not_stop_the_batch(models, photos,
     done = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"})
     assert done.returncode == 0, done.stderr.decode()
     assert b"p\\udcff.png: 16 x 12" in done.stdout
-    assert len(list((tmp_path / "out").iterdir())) == 3 * len(DEFAULT_ENDINGS)
+    assert len(made(tmp_path / "out")) == 3 * len(DEFAULT_ENDINGS)
 
 
 def test_finished_images_are_skipped_unfinished_ones_made_and_overwrite_makes_all_again(
@@ -100,8 +107,8 @@ def test_finished_images_are_skipped_unfinished_ones_made_and_overwrite_makes_al
 ):
     out = tmp_path / "out"
     assert depth(models, photos, "-o", out) == 0
-    for path in out.iterdir():
-        path.write_bytes(b"mine")
+    for name in made(out):
+        (out / name).write_bytes(b"mine")
     (out / "p1_sheet.png").unlink()
     capsys.readouterr()
     assert depth(models, photos, "-o", out) == 0
@@ -146,18 +153,30 @@ def test_every_format_is_written_and_nothing_else(models, photos, tmp_path):
     maps = ("depth", "uncertainty", "epistemic")
     data = [f"p0_{name}{ending}" for name in maps for ending in ("_16bit.png", ".tiff")]
     pictures = [f"p0_{name}_color.png" for name in maps]
-    assert {path.name for path in out.iterdir()} == {*data, *pictures, "p0.npz", "p0.ply", "p0_sheet.png"}
+    assert made(out) == {*data, *pictures, "p0.npz", "p0.ply", "p0_sheet.png"}
 
 
-def test_files_of_one_name_in_two_folders_keep_apart(models, photos, tmp_path):
+def test_files_that_would_be_written_alike_are_refused_and_below_one_folder_keep_apart(
+    models, photos, tmp_path, capsys
+):
     other = tmp_path / "others"
     other.mkdir()
     save_picture(other / "p0.png", seed=9)
-    assert depth(models, photos, other, "-o", tmp_path / "out", "--formats", "npz") == 0
-    names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"photos_p0.npz", "others_p0.npz", "p1.npz", "p2.npz"}
-    stems = unique_stems([Path("a/b/x.png"), Path("c/b/x.png"), Path("d/x.png"), Path("d/x.jpg")])
-    assert len(set(stems)) == 4
+    out = tmp_path / "out"
+    assert depth(models, photos, other, "-o", out, "--formats", "npz") == 2
+    told = capsys.readouterr().err
+    assert f"{photos / 'p0.png'} and {other / 'p0.png'} would both be written as p0" in told
+    assert depth(models, tmp_path, "-o", out, "--formats", "npz", "--recursive") == 0
+    found = {path.relative_to(out).as_posix() for path in out.rglob("*.npz")}
+    assert found == {"photos/p0.npz", "photos/p1.npz", "photos/p2.npz", "others/p0.npz"}
+
+
+def test_files_that_differ_by_their_suffix_alone_need_it_in_their_names(models, photos, tmp_path, capsys):
+    save_picture(photos / "p0.jpg", seed=9)
+    assert depth(models, photos, "-o", tmp_path / "out", "--formats", "npz") == 2
+    assert "--keep_suffix" in capsys.readouterr().err
+    assert depth(models, photos, "-o", tmp_path / "out", "--formats", "npz", "--keep_suffix") == 0
+    assert made(tmp_path / "out") == {"p0.jpg.npz", "p0.png.npz", "p1.png.npz", "p2.png.npz"}
 
 
 def test_folders_inside_folders_are_for_recursive(models, photos, tmp_path):
@@ -167,13 +186,13 @@ def test_folders_inside_folders_are_for_recursive(models, photos, tmp_path):
     depth(models, photos, "-o", tmp_path / "flat", "--formats", "npz")
     depth(models, photos, "-o", tmp_path / "deep", "--formats", "npz", "--recursive")
     assert not (tmp_path / "flat" / "deep.npz").exists()
-    assert (tmp_path / "deep" / "deep.npz").exists()
+    assert (tmp_path / "deep" / "inner" / "deep.npz").exists()
 
 
 def test_a_model_without_a_variance_head_gives_depth_alone_unless_an_ensemble_is_asked_for(models, photos, tmp_path):
     image = photos / "p0.png"
     assert depth(models, image, "-o", tmp_path / "a", family="point") == 0
-    assert {path.name for path in (tmp_path / "a").iterdir()} == {"p0.npz", "p0_depth_color.png", "p0_sheet.png"}
+    assert made(tmp_path / "a") == {"p0.npz", "p0_depth_color.png", "p0_sheet.png"}
     assert "uncertainty" not in read_npz(tmp_path / "a" / "p0.npz")
     assert depth(models, image, "-o", tmp_path / "b", "--uncertainty", "ensemble", family="point") == 0
     assert read_npz(tmp_path / "b" / "p0.npz")["uncertainty"].mean() > 0
@@ -321,9 +340,9 @@ def test_an_output_folder_without_write_permission_is_found_before_the_model_loa
     out = tmp_path / "locked"
     out.mkdir()
     if os.access(out, os.W_OK) and os.geteuid() == 0:  # nothing is forbidden to root
-        monkeypatch.setattr(depth_command.tempfile, "TemporaryFile", refuse)
+        monkeypatch.setattr(pictures.tempfile, "TemporaryFile", refuse)
     out.chmod(stat.S_IRUSR | stat.S_IXUSR)
-    monkeypatch.setattr(depth_command, "load_pipeline", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr(pictures, "load_pipeline", lambda *_, **__: pytest.fail("loaded"))
     assert run("depth", photos, "-o", out, "--model", "any/model") == 2
     assert f"cannot write into the folder {out}: Permission denied" in capsys.readouterr().err
 
@@ -334,7 +353,7 @@ def test_a_full_disk_ends_the_run_and_what_failed_before_is_still_told(models, p
     def full(*arguments, **options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(depth_command, "export", full)
+    monkeypatch.setattr(pictures, "export", full)
     assert depth(models, photos, "-o", tmp_path / "out") == 2
     error = capsys.readouterr().err
     assert "failed" in error
@@ -343,22 +362,22 @@ def test_a_full_disk_ends_the_run_and_what_failed_before_is_still_told(models, p
 
 
 def test_memory_running_out_on_one_image_does_not_stop_the_others(models, photos, tmp_path, capsys, monkeypatch):
-    predict = depth_command.predict
+    predict = pictures.predict
 
-    def limited(picture, *arguments, **options):
-        if picture.shape[-1] > 100:
+    def limited(given, *arguments, **options):
+        if any(one.size[1] > 100 for one in given):
             raise RuntimeError("not enough memory: you tried to allocate 9 PB")
-        return predict(picture, *arguments, **options)
+        return predict(given, *arguments, **options)
 
-    save_picture(photos / "huge.png", width=200)
-    monkeypatch.setattr(depth_command, "predict", limited)
+    save_picture(photos / "huge.png", width=200, height=150)  # as the others for the network: in one batch with them
+    monkeypatch.setattr(pictures, "predict", limited)
     assert depth(models, photos, "-o", tmp_path / "out", "--formats", "npz") == 1
     assert "huge.png: not enough memory" in capsys.readouterr().err
-    assert len(list((tmp_path / "out").iterdir())) == 3
+    assert made(tmp_path / "out") == {"p0.npz", "p1.npz", "p2.npz"}
 
 
 def test_interrupting_leaves_whole_files_and_the_next_run_resumes(models, photos, tmp_path, capsys, monkeypatch):
-    predict, calls = depth_command.predict, []
+    predict, calls = pictures.predict, []
 
     def interrupted(*arguments, **options):
         calls.append(1)
@@ -366,11 +385,12 @@ def test_interrupting_leaves_whole_files_and_the_next_run_resumes(models, photos
             raise KeyboardInterrupt
         return predict(*arguments, **options)
 
-    monkeypatch.setattr(depth_command, "predict", interrupted)
-    assert depth(models, photos, "-o", tmp_path / "out") == 130
+    monkeypatch.setattr(pictures, "predict", interrupted)
+    words = [photos, "-o", tmp_path / "out", "--batch_size", 1]
+    assert depth(models, *words) == 130
     assert "run the same command again" in capsys.readouterr().err
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {f"p0{ending}" for ending in DEFAULT_ENDINGS}
-    assert depth(models, photos, "-o", tmp_path / "out") == 0
+    assert made(tmp_path / "out") == {f"p0{ending}" for ending in DEFAULT_ENDINGS}
+    assert depth(models, *words) == 0
     assert "p0.png: done before, skipped" in capsys.readouterr().out
     assert len(calls) == 4
 
@@ -399,9 +419,9 @@ def test_auto_chooses_a_device_that_is_there():
 def test_processes_share_the_files(models, photos, tmp_path, monkeypatch):
     """The quick twin of the next test: one of two processes, without the other."""
     state = SimpleNamespace(num_processes=2, process_index=1, wait_for_everyone=lambda: None)
-    monkeypatch.setattr(depth_command, "process_state", lambda: state)
+    monkeypatch.setattr(pictures, "process_state", lambda: state)
     assert depth(models, photos, "-o", tmp_path / "out", "--formats", "npz") == 0
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"p1.npz"}
+    assert made(tmp_path / "out") == {"p1.npz"}
 
 
 @pytest.mark.slow
@@ -431,7 +451,7 @@ def test_two_processes_share_the_files_and_a_failure_in_one_does_not_stop_the_ot
     assert "process 1 of 2: 2 of 3 inputs" in result.stdout
     assert "process 2 of 2: 1 of 3 inputs" in result.stdout
     assert "failed: " + str(photos / "p1.png") in result.stderr
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"p0.npz", "p2.npz"}
+    assert made(tmp_path / "out") == {"p0.npz", "p2.npz"}
 
 
 def test_a_folder_that_is_input_and_output_is_refused_and_no_photograph_is_replaced(models, photos, tmp_path, capsys):
@@ -449,4 +469,4 @@ def test_results_inside_a_folder_that_is_read_recursively_are_not_taken_for_phot
     out = photos / "out"
     for _ in range(2):
         assert depth(models, photos, "-o", out, "--recursive") == 0
-    assert len(list(out.iterdir())) == 3 * len(DEFAULT_ENDINGS)
+    assert len(made(out)) == 3 * len(DEFAULT_ENDINGS)

@@ -6,24 +6,18 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.cli_runs import depth, read_npz, save_models, save_picture
-from support.tiny_depth import generator, picture, tiny_pipeline
+from support.cli_runs import depth, noisy_scene, read_npz, save_models, save_picture
+from support.tiny_depth import picture, tiny_pipeline
 
+from marigold_uq.commands import video as video_command
 from marigold_uq.commands.video import common_noise
 from marigold_uq.depth.video import read_frames, write_video
+from marigold_uq.randomness import member_generators
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     return save_models(tmp_path_factory.mktemp("models"))
-
-
-def noisy_scene(count: int, height: int = 12, width: int = 16) -> list[np.ndarray]:
-    """The same scene in every frame, with a little camera noise."""
-    random = np.random.default_rng(0)
-    scene = picture(height, width)
-    frames = [scene + 0.01 * random.standard_normal(scene.shape) for _ in range(count)]
-    return [(np.clip(frame, 0, 1) * 255).astype(np.uint8) for frame in frames]
 
 
 @pytest.fixture
@@ -61,7 +55,8 @@ def test_depth_of_a_static_scene_flickers_less_than_with_independent_seeds(model
 def test_all_frames_share_the_noise_of_the_first(members):
     pipeline, starts = tiny_pipeline(), []
     pipeline.unet.register_forward_pre_hook(lambda _, inputs: starts.append(inputs[0][:, 4:]))
-    pipeline(picture(), 1, members, batch_size=members, generator=generator(4))
+    streams = member_generators(4, members)
+    pipeline(picture(), 1, members, batch_size=members, generator=streams)
     assert torch.equal(common_noise(torch.zeros(members, 4, 12, 16), seed=4), starts[0])
 
 
@@ -91,13 +86,34 @@ def test_a_broken_video_and_frames_of_changing_size_are_reported_and_leave_no_vi
     assert len(failed) == 2
     assert "bad.mp4 is not a video" in failed[0]
     assert "frame 5 is (20, 32, 3) uint8, but the first was (12, 32, 3)" in failed[1]
-    assert [path.name for path in out.iterdir()] == ["good_depth.mp4"]
+    assert [path.name for path in out.glob("*.mp4")] == ["good_depth.mp4"]
 
 
-def test_videos_of_one_name_keep_apart(models, tmp_path):
+def test_videos_inside_folders_are_made_beside_the_pictures_there(models, tmp_path, capsys):
     for folder in ("a", "b"):
-        (tmp_path / folder).mkdir()
-        write_video(tmp_path / folder / "clip.avi", noisy_scene(2), fps=10)
-    words = ["--uncertainty", "none", "--formats", "color", "-o", tmp_path / "out"]
-    assert depth(models, tmp_path / "a" / "clip.avi", tmp_path / "b" / "clip.avi", *words) == 0
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"a_clip_depth.mp4", "b_clip_depth.mp4"}
+        (tmp_path / "in" / folder).mkdir(parents=True)
+        write_video(tmp_path / "in" / folder / "clip.avi", noisy_scene(2), fps=10)
+    save_picture(tmp_path / "in" / "a" / "photo.png")
+    out = tmp_path / "out"
+    words = ["--uncertainty", "none", "--formats", "color", "-o", out, "--recursive"]
+    assert depth(models, tmp_path / "in", *words) == 0
+    found = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.suffix in (".mp4", ".png")}
+    assert found == {"a/clip_depth.mp4", "b/clip_depth.mp4", "a/photo_depth_color.png"}
+    assert depth(models, tmp_path / "in", *words) == 0
+    assert capsys.readouterr().out.count("done before, skipped") == 3
+
+
+def test_a_missing_video_is_as_missing_as_a_picture(models, tmp_path, capsys):
+    for name in ("x.mp4", "x.jpg", "x"):
+        assert depth(models, tmp_path / name, "-o", tmp_path / "out") == 2
+        assert f"no such file or folder: {tmp_path / name}" in capsys.readouterr().err
+
+
+def test_a_stopped_video_says_that_it_starts_over(models, frames, tmp_path, capsys, monkeypatch):
+    def stop(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(video_command, "predict", stop)
+    assert depth(models, frames, "-o", tmp_path / "out", "--video") == 130
+    assert "clip: stopped; a video that is not finished starts over" in capsys.readouterr().out
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["clip.json"]

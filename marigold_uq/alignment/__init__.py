@@ -5,6 +5,7 @@ from marigold_uq.alignment.members import (
     EnsembledDepth,
     align_members,
     ensemble_members,
+    in_units_of,
     member_moments,
     pairwise_rmse,
 )
@@ -19,6 +20,7 @@ __all__ = [
     "apply_alignment",
     "ensemble_members",
     "fit_metric",
+    "in_units_of",
     "least_squares_alignment",
     "member_moments",
     "pairwise_rmse",

@@ -95,6 +95,26 @@ def ensemble_members(
     return EnsembledDepth(prediction, uncertainty, aligned.maps, aligned.scale, aligned.shift)
 
 
+def in_units_of(ensemble: EnsembledDepth, reference: Tensor, *, shift_invariant: bool = True) -> EnsembledDepth:
+    """The ensemble scaled and shifted as a whole, so that its prediction has mean and spread of `reference` (H, W).
+
+    Scale-invariant maps are scaled to the same root mean square. Moments are matched rather than fitted: both maps have
+    errors, and a regression would shrink. A flat map has no scale, and 1 is taken.
+    """
+    own, other = ensemble.prediction.double(), reference.double()
+    start, end = (own.mean(), other.mean()) if shift_invariant else (own.new_zeros(()), other.new_zeros(()))
+    ratio = float((other - end).square().mean().sqrt() / (own - start).square().mean().sqrt())
+    scale = ratio if np.isfinite(ratio) and ratio > 0 else 1.0
+    shift = float(end - scale * start)
+    return EnsembledDepth(
+        prediction=scale * ensemble.prediction + shift,
+        uncertainty=None if ensemble.uncertainty is None else scale * ensemble.uncertainty,
+        members=scale * ensemble.members + shift,
+        scale=scale * ensemble.scale,
+        shift=scale * ensemble.shift + shift,
+    )
+
+
 def pairwise_rmse(covariance: Array, mean: Array, scale: Array, shift: Array) -> Array:
     """RMSE between s_i d_i + t_i and s_j d_j + t_j for all pairs, (E, E), from the moments of the d_i.
 

@@ -12,10 +12,18 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
-from io import TextIOWrapper
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from marigold_uq.terminal import (
+    INTERRUPTED,
+    STOPPED_MESSAGE,
+    Stopped,
+    leave_at_once,
+    stoppable,
+    unbreakable_output,
+)
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -23,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["INTERRUPTED", "SHOW_TRACEBACK", "Command", "Invocation", "make_parser", "parse_options", "run_command"]
 
 Options = TypeVar("Options")
-INTERRUPTED = 130
 SHOW_TRACEBACK = "MARIGOLD_UQ_TRACEBACK"
 """Set in the environment, errors show where they come from."""
 _BOOLEANS = {"true", "false", "yes", "no"}
@@ -60,15 +67,23 @@ class Command:
     positional: str | None = None
     defaults: str | None = None
 
-    def main(self, program: str, arguments: Sequence[str] | None = None) -> int:
-        """Parse and run; Ctrl-C ends with one line, also while modules are being imported."""
-        return _guarded(program, lambda: self._run(program, arguments))
+    def main(self, program: str, arguments: Sequence[str] | None = None, *, last: bool = False) -> int:
+        """Parse and run; Ctrl-C and SIGTERM end with one line, also while modules are being imported.
+
+        Args:
+            program: As it is typed.
+            arguments: Words of the command line; by default those of the process.
+            last: The process ends with this command.
+        """
+        return _guarded(program, lambda: self._run(program, arguments), last=last)
 
     def _run(self, program: str, arguments: Sequence[str] | None) -> int:
         given = list(sys.argv[1:] if arguments is None else arguments)
-        defaults = None if self.defaults is None else _resolve(self.defaults)
-        parsed = parse_options(program, _resolve(self.options), given, defaults, self.positional)
-        return int(_resolve(self.run)(*parsed))
+        with leave_at_once():
+            defaults = None if self.defaults is None else _resolve(self.defaults)
+            parsed = parse_options(program, _resolve(self.options), given, defaults, self.positional)
+            run = _resolve(self.run)
+        return int(run(*parsed))
 
 
 def run_command(
@@ -94,26 +109,24 @@ def run_command(
         positional: The field that is given without a name.
 
     Returns:
-        What `run` returns; 130 if interrupted, 2 for an error that the user can fix.
+        What `run` returns; 130 after Ctrl-C, 143 after SIGTERM, 2 for an error that the user can fix.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     return _guarded(program, lambda: run(*parse_options(program, options, given, defaults, positional)))
 
 
-def _guarded(program: str, run: Callable[[], int]) -> int:
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # names of files may hold what no encoding can say
-    try:
-        return run()
-    except KeyboardInterrupt:
-        print("interrupted; run the same command again to resume", file=sys.stderr)
-        return INTERRUPTED
-    except (OSError, ValueError) as error:
-        if os.environ.get(SHOW_TRACEBACK):
-            raise
-        print(f"{program}: {error}", file=sys.stderr)
-        return 2
+def _guarded(program: str, run: Callable[[], int], *, last: bool = False) -> int:
+    with unbreakable_output(), stoppable(last=last):
+        try:
+            return run()
+        except KeyboardInterrupt as stop:
+            print(STOPPED_MESSAGE, file=sys.stderr)
+            return stop.code if isinstance(stop, Stopped) else INTERRUPTED
+        except (OSError, ValueError) as error:
+            if os.environ.get(SHOW_TRACEBACK):
+                raise
+            print(f"{program}: {error}", file=sys.stderr)
+            return 2
 
 
 def parse_options(
@@ -125,7 +138,7 @@ def parse_options(
 ) -> tuple[Options, Invocation]:
     """The options that these words of a command line mean, and the record of the call."""
     parser = make_parser(program, options, defaults, positional)
-    words = _import_user_modules(arguments)
+    words = _import_user_modules(_with_underscores(options, arguments))
     _check_lists(options, words)
     parsed = parser.parse_args(_with_values(options, words))
     invocation = Invocation(" ".join([parser.prog, *map(shlex.quote, arguments)]), parser.dump(parsed))
@@ -217,6 +230,16 @@ def _check_lists(options: type[Any], words: Sequence[str]) -> None:
         for name in lists if isinstance(content, dict) else []:
             if not isinstance(content.get(name), list | None):
                 raise ValueError(f"{path}: {name} must be a list, [{content[name]}]; got {content[name]!r}")
+
+
+def _with_underscores(options: type[Any], words: Sequence[str]) -> list[str]:
+    """The words, with `--metric-points` as `--metric_points`: both spellings of an option are meant alike."""
+    spelt = {f"--{one.name}".replace("_", "-"): f"--{one.name}" for one in dataclasses.fields(options)}
+    found = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        found.append(spelt.get(name, name) + equals + value)
+    return found
 
 
 def _with_values(options: type[Any], words: Sequence[str]) -> list[str]:

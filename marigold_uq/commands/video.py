@@ -2,77 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from marigold_uq.commands.depth import Failure, Plan, make_record, predict, reason, share_of_process, unique_stems
+from marigold_uq.commands.inputs import Input
+from marigold_uq.commands.pictures import (
+    Failure,
+    Plan,
+    begin,
+    complete,
+    make_record,
+    predict,
+    reason,
+    video_path,
+)
 from marigold_uq.depth.colors import color_depth, color_uncertainty, saturation
 from marigold_uq.depth.export import DepthRecord, export
-from marigold_uq.depth.video import Frames, carry_latents, read_frames, write_video
+from marigold_uq.depth.metric_points import to_metric
+from marigold_uq.depth.video import Frames, carry_latents, describe_codec, read_frames, write_video
+from marigold_uq.files import make_folder
+from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
 from marigold_uq.pipelines.depth.call import ONE_STEP_MODES
-from marigold_uq.pipelines.depth.images import load_images
-from marigold_uq.pipelines.depth.latents import chain_generators
-from marigold_uq.randomness import randn
-
-if TYPE_CHECKING:
-    from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
+from marigold_uq.pipelines.depth.images import picture_for_model
+from marigold_uq.randomness import member_generators, randn
 
 DATA_FORMATS = ("npz", "png16", "tiff", "ply")
 
 
-def run_videos(paths: list[Path], plan: Plan, pipeline: MarigoldUQDepthPipeline, failures: list[Failure]) -> None:
+def run_videos(work: Sequence[Input], plan: Plan, pipeline: MarigoldUQDepthPipeline, failures: list[Failure]) -> None:
     """Each video gives one with photograph, depth and uncertainty side by side, and a folder of data per frame."""
-    named = [path.resolve() for path in paths]  # the folder "." has a name of its own
-    for path, stem in share_of_process(list(zip(paths, unique_stems(named), strict=True))):
+    for one in work:
         try:
-            print(process_video(path, stem, plan, pipeline))
+            print(process_video(one, plan, pipeline))
+        except KeyboardInterrupt:
+            tqdm.write(f"{one.path.name}: stopped; a video that is not finished starts over")
+            raise
         except Exception as error:
-            failures.append((path, reason(error)))
+            failures.append((one.path, reason(error)))
 
 
-def process_video(path: Path, stem: str, plan: Plan, pipeline: MarigoldUQDepthPipeline) -> str:
+def process_video(one: Input, plan: Plan, pipeline: MarigoldUQDepthPipeline) -> str:
     """Predict all frames of one video, frame by frame in constant memory, and write the results."""
-    target = plan.options.output / f"{stem}_depth.mp4"
-    if target.exists() and not plan.options.overwrite:
-        return f"{path.name}: done before, skipped"
-    frames = read_frames(path)
-    records = predict_frames(frames, plan.options.output / stem, plan, pipeline)
-    write_video(target, paint_frames(records), frames.fps, overwrite=plan.options.overwrite)
-    return f"{path.name}: {len(frames)} frames, {target.name}"
+    target, frames = video_path(plan, one), read_frames(one.path)
+    make_folder(target.parent)
+    note = begin(one, plan, [target.name])
+    records = predict_frames(frames, one, plan, pipeline)
+    # `overwrite`: other results were refused before, or are to be replaced; a stopped run left frames and no video.
+    write_video(target, paint_frames(records), frames.fps, overwrite=True)
+    complete(note)
+    return f"{one.path.name}: {len(frames)} frames, {target.name} ({describe_codec()})"
 
 
-def predict_frames(
-    frames: Frames, folder: Path, plan: Plan, pipeline: MarigoldUQDepthPipeline
-) -> Iterator[DepthRecord]:
+def predict_frames(frames: Frames, one: Input, plan: Plan, pipeline: MarigoldUQDepthPipeline) -> Iterator[DepthRecord]:
     """Depth of each frame. All frames share their noise; an ensemble's chains also start from the frame before."""
     formats = [name for name in plan.formats if name in DATA_FORMATS]
+    folder = plan.options.output / one.name
     previous: Tensor | None = None
-    size = torch.Size()
-    for name, picture in tqdm(frames, desc=frames.path.name, unit="frame", total=len(frames)):
-        (image,) = load_images(picture)
+    size: tuple[int, ...] = ()
+    sizing: dict[str, Any] = {"resolution": plan.call.resolution, "multiple": plan.multiple}
+    for name, frame in tqdm(frames, desc=frames.path.name, unit="frame", total=len(frames)):
+        picture, given = picture_for_model(frame, name, **sizing)
         latents = None
-        if previous is not None and image.shape == size:
+        if previous is not None and picture.shape == size:
             latents = carry_latents(previous, common_noise(previous, plan.options.seed))
-        output, size = predict(image, plan, pipeline, latents), image.shape
+        output, size = predict([given], plan, pipeline, [plan.options.seed], latents), picture.shape
         if plan.call.mode not in ONE_STEP_MODES:  # there the start says nothing of the result
             assert isinstance(output.latent, Tensor)
             previous = output.latent
-        record = make_record(image, output, plan, pipeline)
+        record, own = make_record(picture, output, plan), None
+        if plan.points is not None:
+            points = plan.points.of(one.path)
+            record, own = to_metric(record, points, plan.units), points.at_size(*picture.shape[1::-1]).intrinsics
         if formats:
-            export(record, folder, name, formats, overwrite=True)  # a stopped run left frames, not a video
+            export(record, folder, name, formats, overwrite=True, options=plan.lens(own))
         yield record
 
 
 def common_noise(like: Tensor, seed: int) -> Tensor:
-    """The numbers with which the first frame started, from the same stream per member."""
-    streams = chain_generators(torch.Generator().manual_seed(seed), 1, len(like))
-    return randn((), like.shape, like=like, generator=streams)
+    """The numbers with which the chains of the first frame started."""
+    return randn((), like.shape, like=like, generator=member_generators(seed, len(like)))
 
 
 def paint_frames(records: Iterator[DepthRecord]) -> Iterator[np.ndarray]:

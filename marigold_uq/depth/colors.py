@@ -5,6 +5,8 @@ No function here touches pyplot or any other global state, so all of them are sa
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +23,8 @@ from PIL import Image
 
 _DEPTH_CMAP = "Spectral"  # Marigold's choice: near is warm, far is cold
 _UNCERTAINTY_CMAP = "magma"  # dark is certain
+_BAND_PIXELS = 2**20
+_SHEET_EDGE = 2048  # of what a sheet is drawn from: more would be lost at its resolution
 INVALID_COLOR = (128, 128, 128)  # pixels that are NaN or infinite
 
 
@@ -36,7 +40,7 @@ def color_depth(
         inverse: larger values are nearer (disparity).
         cmap: any matplotlib colour map whose low end is the one for near.
     """
-    values = as_map(depth, "depth")
+    values = check_map(depth, "depth")
     low, high = value_range if value_range is not None else _finite_range(values)
     return _colorize(values, low, high, _depth_cmap(cmap, inverse))
 
@@ -53,14 +57,19 @@ def color_uncertainty(
             darken the rest. An all-zero map is drawn all dark.
         cmap: any matplotlib colour map.
     """
-    values = as_map(std, "uncertainty")
+    values = check_map(std, "uncertainty")
     _check_not_negative(values)
     return _colorize(values, 0.0, saturation(values, percentile) if vmax is None else vmax, cmap)
 
 
 def as_map(array: ArrayLike, name: str = "the array") -> np.ndarray:
     """`array` as float64, which must be (H, W) and not empty."""
-    values = np.asarray(array, dtype=np.float64)
+    return check_map(array, name).astype(np.float64, copy=False)
+
+
+def check_map(array: ArrayLike, name: str = "the array") -> np.ndarray:
+    """`array` in its own precision, which must be (H, W) and not empty."""
+    values = np.asarray(array)
     if values.ndim != 2 or values.size == 0:
         raise ValueError(f"{name} must be a map (H, W) with at least one pixel, but has shape {values.shape}")
     return values
@@ -73,14 +82,19 @@ def _check_not_negative(values: np.ndarray) -> None:
 
 
 def _finite_range(values: np.ndarray) -> tuple[float, float]:
-    finite = values[np.isfinite(values)]
+    finite = _finite(values)
     return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+
+
+def _finite(values: np.ndarray) -> np.ndarray:
+    """Without NaN and infinity; no copy where there are none."""
+    finite = np.isfinite(values)
+    return values if finite.all() else values[finite]
 
 
 def saturation(std: ArrayLike, percentile: float = 95.0) -> float:
     """The standard deviation to draw brightest: a percentile, or the maximum where that is zero (most is certain)."""
-    values = as_map(std, "uncertainty")
-    finite = values[np.isfinite(values)]
+    finite = _finite(check_map(std, "uncertainty"))
     if not finite.size:
         return 1.0
     return float(np.percentile(finite, percentile)) or float(finite.max())
@@ -94,10 +108,20 @@ def _colorize(values: np.ndarray, low: float, high: float, cmap: str) -> np.ndar
     if not (np.isfinite(low) and np.isfinite(high) and low <= high):
         raise ValueError(f"the colour range must be finite and ordered, but is {low} to {high}")
     span = high - low or 1.0  # a constant map gets the colour of the low end
-    valid = np.isfinite(values)
-    unit = np.clip((np.where(valid, values, low) - low) / span, 0.0, 1.0)
-    colors = matplotlib.colormaps[cmap](unit, bytes=True)[..., :3]  # (H, W, 3)
-    return np.where(valid[..., None], colors, np.array(INVALID_COLOR, dtype=np.uint8))
+    colors = np.empty((*values.shape, 3), dtype=np.uint8)
+    for rows in row_bands(values.shape):
+        band = values[rows].astype(np.float64)
+        valid = np.isfinite(band)
+        unit = np.clip((np.where(valid, band, low) - low) / span, 0.0, 1.0)
+        drawn = matplotlib.colormaps[cmap](unit, bytes=True)[..., :3]  # (h, W, 3)
+        colors[rows] = np.where(valid[..., None], drawn, np.array(INVALID_COLOR, dtype=np.uint8))
+    return colors
+
+
+def row_bands(shape: tuple[int, ...]) -> Iterator[slice]:
+    """Rows of a map (H, W), as many at a time as make about a million pixels."""
+    rows = max(1, _BAND_PIXELS // shape[1])
+    yield from (slice(first, min(first + rows, shape[0])) for first in range(0, shape[0], rows))
 
 
 # ------------------------------------------------------------------------------------------------------ coloured points
@@ -125,13 +149,17 @@ def colored_points(
             and its axis in the centre.
     """
     z = as_map(depth, "depth")
-    fx, fy, cx, cy = _resolve_intrinsics(z.shape, intrinsics, field_of_view)
+    fx, fy, cx, cy = resolve_intrinsics(z.shape, intrinsics, field_of_view)
     v, u = np.indices(z.shape)
     points = np.stack([(u - cx) / fx * z, -(v - cy) / fy * z, -z], axis=-1)  # (H, W, 3)
-    if image.shape[:2] == z.shape:
-        return points, image
-    resized = Image.fromarray(image).resize((z.shape[1], z.shape[0]), Image.Resampling.BOX)
-    return points, np.asarray(resized)
+    return points, picture_at(image, z.shape)
+
+
+def picture_at(image: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """(H', W', 3) uint8 at the size (H, W) of a map."""
+    if image.shape[:2] == shape:
+        return image
+    return np.asarray(Image.fromarray(image).resize((shape[1], shape[0]), Image.Resampling.BOX))
 
 
 def place(
@@ -152,19 +180,25 @@ def place(
         inverse: `values` are disparities.
         near_far: distances of the nearest and farthest relative value; None for metric values.
     """
-    raw = as_map(values)
+    raw = _in_own_precision(values)
     if near_far is not None and not 0 < near_far[0] < near_far[1] < np.inf:
         raise ValueError(f"near_far must be two distances, 0 < near < far, but got {near_far}")
     low, high = (0.0, 1.0) if near_far is None else (1 / near_far[1], 1 / near_far[0]) if inverse else near_far
     placed = low + (high - low) * raw
     if not inverse:
-        return placed, None if std is None else (high - low) * as_map(std)
+        return placed, None if std is None else (high - low) * _in_own_precision(std)
     with np.errstate(divide="ignore"):  # disparity 0 is infinitely far
         z = 1.0 / placed
-    return z, None if std is None else (high - low) * z**2 * as_map(std)
+    return z, None if std is None else (high - low) * z**2 * _in_own_precision(std)
 
 
-def _resolve_intrinsics(
+def _in_own_precision(values: ArrayLike) -> np.ndarray:
+    """A map that stays float32 if it is: a large one is held only once."""
+    found = check_map(values)
+    return found if found.dtype == np.float32 else found.astype(np.float64)
+
+
+def resolve_intrinsics(
     shape: tuple[int, ...], intrinsics: Intrinsics | None, field_of_view: float | None
 ) -> Intrinsics:
     if (intrinsics is None) == (field_of_view is None):
@@ -193,24 +227,38 @@ def confident(
         raise ValueError(f"keep_fraction must be in (0, 1], but got {keep_fraction}")
     limit = np.inf if max_uncertainty is None else max_uncertainty
     if keep_fraction is not None and valid.any():
-        limit = min(limit, float(np.quantile(uncertainty[valid], keep_fraction, method="inverted_cdf")))
+        limit = min(limit, _quantile(uncertainty if valid.all() else uncertainty[valid], keep_fraction))
     return np.asarray(valid & (uncertainty <= limit))
 
 
-def ply_bytes(points: np.ndarray, colors: np.ndarray, uncertainty: np.ndarray | None, comment: str) -> bytes:
-    """Points (N, 3), colours (N, 3) uint8 and standard deviations (N,) as a binary little-endian PLY file."""
-    layout = [(name, "<f4") for name in "xyz"] + [(name, "u1") for name in ("red", "green", "blue")]
-    columns = [*points.T, *colors.T]
-    if uncertainty is not None:
-        layout.append(("uncertainty", "<f4"))
-        columns.append(uncertainty)
+def _quantile(values: np.ndarray, level: float) -> float:
+    """The smallest value that this share of all do not exceed."""
+    rank = max(0, math.ceil(values.size * level) - 1)
+    return float(np.partition(values, rank, axis=None)[rank])
+
+
+def ply_header(count: int, has_uncertainty: bool, comment: str) -> bytes:
+    """What comes before the vertices of a binary little-endian PLY file."""
+    layout = _ply_layout(has_uncertainty)
+    properties = [f"property {'uchar' if kind == 'u1' else 'float'} {name}" for name, kind in layout]
+    comments = ["comment x right, y up, z backward"] + ([f"comment {' '.join(comment.split())}"] if comment else [])
+    lines = ["ply", "format binary_little_endian 1.0", *comments, f"element vertex {count}", *properties]
+    return "\n".join([*lines, "end_header", ""]).encode("ascii", "replace")
+
+
+def ply_vertices(points: np.ndarray, colors: np.ndarray, uncertainty: np.ndarray | None) -> bytes:
+    """Points (N, 3), colours (N, 3) uint8 and standard deviations (N,) as they follow the header."""
+    layout = _ply_layout(uncertainty is not None)
+    columns = [*points.T, *colors.T, *([] if uncertainty is None else [uncertainty])]
     vertices = np.empty(len(points), dtype=layout)
     for (name, _), column in zip(layout, columns, strict=True):
         vertices[name] = column
-    properties = [f"property {'uchar' if kind == 'u1' else 'float'} {name}" for name, kind in layout]
-    comments = ["comment x right, y up, z backward"] + ([f"comment {' '.join(comment.split())}"] if comment else [])
-    lines = ["ply", "format binary_little_endian 1.0", *comments, f"element vertex {len(points)}", *properties]
-    return "\n".join([*lines, "end_header", ""]).encode("ascii", "replace") + vertices.tobytes()
+    return vertices.tobytes()
+
+
+def _ply_layout(has_uncertainty: bool) -> list[tuple[str, str]]:
+    spread = [("uncertainty", "<f4")] if has_uncertainty else []
+    return [*((name, "<f4") for name in "xyz"), *((name, "u1") for name in ("red", "green", "blue")), *spread]
 
 
 # ------------------------------------------------------------------------------------------------------------- sheet
@@ -264,10 +312,20 @@ def sheet(
         inverse: as in :func:`color_depth`.
         dpi: resolution; a row of panels is about 4 inches high.
     """
-    panels = [_Panel("Input", f"{image.shape[1]} x {image.shape[0]}", np.asarray(image, dtype=np.uint8))]
-    panels.append(_depth_panel(as_map(depth, "depth"), units, value_range, inverse))
+    panels = [_Panel("Input", f"{image.shape[1]} x {image.shape[0]}", _shrunk(np.asarray(image, dtype=np.uint8)))]
+    panels.append(_depth_panel(check_map(depth, "depth"), units, value_range, inverse))
     panels += _uncertainty_panels(uncertainty, epistemic, units, vmax)
     return _draw(panels, title, dpi)
+
+
+def _shrunk(pixels: np.ndarray) -> np.ndarray:
+    """A picture (H, W, 3) uint8 or a map (H, W) at the size that a sheet is drawn from."""
+    factor = _SHEET_EDGE / max(pixels.shape[:2])
+    if factor >= 1:
+        return pixels
+    size = max(1, round(pixels.shape[1] * factor)), max(1, round(pixels.shape[0] * factor))
+    picture = Image.fromarray(pixels if pixels.dtype == np.uint8 else pixels.astype(np.float32, copy=False))
+    return np.asarray(picture.resize(size, Image.Resampling.BOX))
 
 
 def _depth_panel(depth: np.ndarray, units: str, value_range: tuple[float, float] | None, inverse: bool) -> _Panel:
@@ -275,7 +333,7 @@ def _depth_panel(depth: np.ndarray, units: str, value_range: tuple[float, float]
     name = "Disparity" if inverse else "Depth"
     high = high if high > low else low + 1.0  # a constant map still gets a scale with two ends
     ends = (("far", "near") if inverse else ("near", "far")) if units == "relative" else None
-    pixels = color_depth(depth, value_range=(low, high), inverse=inverse)
+    pixels = color_depth(_shrunk(depth), value_range=(low, high), inverse=inverse)
     return _Panel(name, units, pixels, _depth_cmap(_DEPTH_CMAP, inverse), (low, high), ends)
 
 
@@ -284,7 +342,7 @@ def _uncertainty_panels(
 ) -> list[_Panel]:
     note = "std" if units == "relative" else f"std, {units}"
     given = [("Uncertainty", uncertainty), ("Epistemic part", epistemic)]
-    maps = [(name, as_map(values, name.lower())) for name, values in given if values is not None]
+    maps = [(name, check_map(values, name.lower())) for name, values in given if values is not None]
     if not maps:
         return []
     top = saturation(maps[0][1]) if vmax is None else vmax
@@ -293,7 +351,7 @@ def _uncertainty_panels(
 
 def _uncertainty_panel(name: str, note: str, std: np.ndarray, top: float) -> _Panel:
     saturated = bool(_finite_range(std)[1] > top)
-    pixels = color_uncertainty(std, vmax=top)
+    pixels = color_uncertainty(_shrunk(std), vmax=top)
     return _Panel(name, note, pixels, _UNCERTAINTY_CMAP, (0.0, top or 1.0), saturated=saturated)
 
 

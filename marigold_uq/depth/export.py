@@ -19,12 +19,17 @@ from PIL.PngImagePlugin import PngInfo
 from marigold_uq.depth.colors import (
     Intrinsics,
     as_map,
+    check_map,
     color_depth,
     color_uncertainty,
     colored_points,
     confident,
+    picture_at,
     place,
-    ply_bytes,
+    ply_header,
+    ply_vertices,
+    resolve_intrinsics,
+    row_bands,
     saturation,
     sheet,
 )
@@ -144,14 +149,19 @@ def save_ply(
         comment: one line for the header.
         overwrite: replace an existing file.
     """
-    values = as_map(depth)
+    values = check_map(depth)
     keep = confident(uncertainty, np.isfinite(values) & (values > 0), max_uncertainty, keep_fraction)
     if not keep.any():
         raise ValueError("no point left: depth must be positive somewhere, and the uncertainty filter less strict")
-    points, colors = colored_points(values, image, intrinsics=intrinsics, field_of_view=field_of_view)
-    extra = None if uncertainty is None else np.asarray(uncertainty)[keep]
-    with atomic_path(path, overwrite=overwrite) as temporary:
-        temporary.write_bytes(ply_bytes(points[keep], colors[keep], extra, comment))
+    fx, fy, cx, cy = resolve_intrinsics(values.shape, intrinsics, field_of_view)
+    pixels = picture_at(image, values.shape)
+    with atomic_path(path, overwrite=overwrite) as temporary, temporary.open("wb") as file:
+        file.write(ply_header(int(keep.sum()), uncertainty is not None, comment))
+        for rows in row_bands(values.shape):
+            lens = (fx, fy, cx, cy - rows.start)
+            points, colors = colored_points(values[rows], pixels[rows], intrinsics=lens)
+            std = None if uncertainty is None else np.asarray(uncertainty)[rows][keep[rows]]
+            file.write(ply_vertices(points[keep[rows]], colors[keep[rows]], std))
     return Path(path)
 
 
@@ -177,7 +187,7 @@ class DepthRecord:
         if self.interval is not None and len(self.interval) != 2:
             raise ValueError(f"an interval must have shape (2, h, w); got {self.interval.shape}")
         for name, layer in self.layers.items():
-            if as_map(layer, name).shape != self.depth.shape:
+            if check_map(layer, name).shape != self.depth.shape:
                 raise ValueError(f"{name} has shape {layer.shape}, but depth has {self.depth.shape}")
         json.dumps(dict(self.metadata))  # a TypeError that names the type JSON cannot hold
 
@@ -263,25 +273,62 @@ def _write_uncertainty(job: _Job) -> None:
     save_image(job.path, picture, overwrite=job.overwrite)
 
 
-def _write_sheet(job: _Job) -> None:
-    record, options = job.record, job.options
-    title = job.path.stem.removesuffix("_sheet").encode("utf-8", "backslashreplace").decode()  # fonts take text alone
+def draw_sheet(record: DepthRecord, options: ExportOptions | None = None, title: str = "") -> Image.Image:
+    """Photograph, depth and uncertainty side by side."""
+    options = options or ExportOptions()
     look: dict[str, Any] = {"title": title, "units": record.units}
     look |= {"value_range": options.depth_range, "vmax": options.uncertainty_max, "inverse": record.is_disparity}
-    picture = sheet(record.image, record.depth, record.uncertainty, record.epistemic, **look)
-    save_image(job.path, picture, overwrite=job.overwrite)
+    return sheet(record.image, record.depth, record.uncertainty, record.epistemic, **look)
+
+
+def _write_sheet(job: _Job) -> None:
+    title = job.path.stem.removesuffix("_sheet").encode("utf-8", "backslashreplace").decode()  # fonts take text alone
+    save_image(job.path, draw_sheet(job.record, job.options, title), overwrite=job.overwrite)
 
 
 def _write_ply(job: _Job) -> None:
-    record, options = job.record, job.options
-    near_far = options.relative_range if record.units == "relative" else None
-    z, std = place(record.depth, record.uncertainty, inverse=record.is_disparity, near_far=near_far)
-    lens = {"intrinsics": options.intrinsics} if options.intrinsics else {"field_of_view": options.field_of_view}
-    settings: dict[str, Any] = {**lens, "uncertainty": std}
+    near_far = _near_far(job.record, job.options)
+    z, std = place(job.record.depth, job.record.uncertainty, inverse=job.record.is_disparity, near_far=near_far)
+    settings: dict[str, Any] = {**_lens(job.options), "uncertainty": std}
     if std is not None:
-        settings |= {"keep_fraction": options.keep_fraction, "max_uncertainty": options.max_uncertainty}
-    comment = "relative depth at an assumed distance" if near_far else f"units {record.units}"
-    save_ply(job.path, z, record.image, comment=comment, overwrite=job.overwrite, **settings)
+        settings |= {"keep_fraction": job.options.keep_fraction, "max_uncertainty": job.options.max_uncertainty}
+    comment = "relative depth at an assumed distance" if near_far else f"units {job.record.units}"
+    save_ply(job.path, z, job.record.image, comment=comment, overwrite=job.overwrite, **settings)
+
+
+def _near_far(record: DepthRecord, options: ExportOptions) -> tuple[float, float] | None:
+    return options.relative_range if record.units == "relative" else None
+
+
+def _lens(options: ExportOptions) -> dict[str, Any]:
+    return {"intrinsics": options.intrinsics} if options.intrinsics else {"field_of_view": options.field_of_view}
+
+
+@dataclass(frozen=True)
+class PointCloud:
+    """Points of a picture in space; x to the right, y up, z towards the viewer."""
+
+    points: np.ndarray  # (N, 3)
+    colors: np.ndarray  # (N, 3) uint8
+    uncertainty: np.ndarray | None = None  # (N,) standard deviation of the distance
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write a binary PLY file."""
+        with atomic_path(path, overwrite=overwrite) as temporary:
+            header = ply_header(len(self.points), self.uncertainty is not None, "")
+            temporary.write_bytes(header + ply_vertices(self.points, self.colors, self.uncertainty))
+        return Path(path)
+
+
+def point_cloud(record: DepthRecord, options: ExportOptions | None = None) -> PointCloud:
+    """The points that the format "ply" writes."""
+    options = options or ExportOptions()
+    near_far = _near_far(record, options)
+    z, std = place(record.depth, record.uncertainty, inverse=record.is_disparity, near_far=near_far)
+    limits = (None, None) if std is None else (options.max_uncertainty, options.keep_fraction)
+    keep = confident(std, np.isfinite(z) & (z > 0), *limits)
+    points, colors = colored_points(z, record.image, **_lens(options))
+    return PointCloud(points[keep], colors[keep], None if std is None else std[keep])
 
 
 @dataclass(frozen=True)

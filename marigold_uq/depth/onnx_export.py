@@ -112,18 +112,7 @@ class OneStepDepth(nn.Module):
         members = maps[1:]
         mean = members.mean(0, keepdim=True)
         std = ((members - mean).square().sum(0, keepdim=True) / (len(self.deviations) - 1)).sqrt()
-        if self.mode == "marginal":
-            return maps[:1], self.kappa * std
-        low, span = self._range(mean)
-        return (mean - low) / span, self.kappa * std / span
-
-    def _range(self, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """What becomes 0, and what becomes 1 beyond it; a metric model keeps its numbers."""
-        config, zero = self.pipeline.config, mean.new_zeros(())
-        if not config.scale_invariant:
-            return zero, zero + 1.0
-        low = mean.min() if config.shift_invariant else zero
-        return low, (mean.max() - low).clamp(min=1e-6)
+        return maps[:1], self.kappa * std
 
 
 def one_step_mode(pipeline: MarigoldUQDepthPipeline) -> str:

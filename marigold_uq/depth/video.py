@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import itertools
 import math
+import shutil
+import subprocess
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +122,9 @@ def read_frames(path: str | Path, *, fps: float | None = None) -> Frames:
 def write_video(path: str | Path, frames: Iterable[np.ndarray], fps: float, *, overwrite: bool = False) -> Path:
     """Write pictures (H, W, 3) or (H, W), uint8, all of one size, as a video; returns the path.
 
-    The suffix chooses the codec: .mp4 is MPEG-4, .avi is Motion JPEG, which plays almost anywhere but is larger. Odd
-    sizes are widened by one repeated row or column, which these codecs need.
+    The suffix chooses the codec: .mp4 is H.264 where there is an ffmpeg with libx264 (the system's, or the package
+    imageio-ffmpeg), else MPEG-4; .avi is Motion JPEG, which plays almost anywhere but is larger. Odd sizes are widened
+    by one repeated row or column, which these codecs need.
     """
     path = Path(path)
     if path.suffix.lower() not in _CODECS:
@@ -135,23 +140,97 @@ def write_video(path: str | Path, frames: Iterable[np.ndarray], fps: float, *, o
     return path
 
 
+def describe_codec(suffix: str = ".mp4") -> str:
+    """What :func:`write_video` uses for files with this suffix here, for people."""
+    if suffix.lower() == ".avi":
+        return "Motion JPEG"
+    return "H.264" if _h264_program() else "MPEG-4, which browsers do not play: install ffmpeg for H.264"
+
+
 def _encode(temporary: Path, path: Path, frames: Iterable[np.ndarray], shape: tuple[int, ...], fps: float) -> None:
-    cv2 = _cv2()
-    height, width = shape[0] + shape[0] % 2, shape[1] + shape[1] % 2
-    codec = _CODECS[path.suffix.lower()]
-    writer = cv2.VideoWriter(str(temporary), cv2.VideoWriter_fourcc(*codec), fps, (width, height))
+    program = _h264_program() if path.suffix.lower() == ".mp4" else None
+    pictures = _even_frames(frames, shape)
+    if program is None:
+        _encode_with_opencv(temporary, path, pictures, shape, fps)
+    else:
+        _encode_with_ffmpeg(program, temporary, path, pictures, shape, fps)
+
+
+def _even_frames(frames: Iterable[np.ndarray], shape: tuple[int, ...]) -> Iterator[np.ndarray]:
+    """(H, W, 3) uint8 of even height and width; all frames must be as the first."""
+    for index, frame in enumerate(frames):
+        if frame.shape != shape or frame.dtype != np.uint8:
+            raise ValueError(f"frame {index} is {frame.shape} {frame.dtype}, but the first was {shape} uint8")
+        colored = frame[..., None].repeat(3, axis=2) if frame.ndim == 2 else frame
+        yield np.pad(colored, ((0, shape[0] % 2), (0, shape[1] % 2), (0, 0)), mode="edge")
+
+
+def _even_size(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Width and height."""
+    return shape[1] + shape[1] % 2, shape[0] + shape[0] % 2
+
+
+def _encode_with_opencv(
+    temporary: Path, path: Path, frames: Iterator[np.ndarray], shape: tuple[int, ...], fps: float
+) -> None:
+    cv2, codec = _cv2(), _CODECS[path.suffix.lower()]
+    writer = cv2.VideoWriter(str(temporary), cv2.VideoWriter_fourcc(*codec), fps, _even_size(shape))
     if not writer.isOpened():
         _check_writable(temporary)
         raise RuntimeError(f"this OpenCV cannot encode {codec}: cannot write {path}; try .avi or another OpenCV build")
     try:
-        for index, frame in enumerate(frames):
-            if frame.shape != shape or frame.dtype != np.uint8:
-                raise ValueError(f"frame {index} is {frame.shape} {frame.dtype}, but the first was {shape} uint8")
-            colored = frame[..., None].repeat(3, axis=2) if frame.ndim == 2 else frame
-            padded = np.pad(colored, ((0, height - shape[0]), (0, width - shape[1]), (0, 0)), mode="edge")
-            writer.write(np.ascontiguousarray(padded[..., ::-1]))
+        for frame in frames:
+            writer.write(np.ascontiguousarray(frame[..., ::-1]))
     finally:
         writer.release()
+
+
+def _encode_with_ffmpeg(
+    program: str, temporary: Path, path: Path, frames: Iterator[np.ndarray], shape: tuple[int, ...], fps: float
+) -> None:
+    _check_writable(temporary)
+    width, height = _even_size(shape)
+    source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{fps:.6f}", "-i", "-"]
+    target = ["-an", "-c:v", "libx264", "-pix_fmt", "yuv420p", "-crf", "18", "-movflags", "+faststart", str(temporary)]
+    # A session of its own: Ctrl-C is for us, and then we end it.
+    process = subprocess.Popen(
+        [program, "-loglevel", "error", "-y", *source, *target],
+        stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdin is not None
+    try:
+        with suppress(BrokenPipeError):  # its message says why
+            for frame in frames:
+                process.stdin.write(np.ascontiguousarray(frame).tobytes())
+        message = process.communicate()[1].decode(errors="replace").strip()
+    except BaseException:
+        process.kill()
+        process.communicate()
+        raise
+    if process.returncode:
+        raise RuntimeError(f"ffmpeg could not write {path}: {message}")
+
+
+@cache
+def _h264_program() -> str | None:
+    """An ffmpeg that writes H.264: the system's, or that of the package imageio-ffmpeg."""
+    for program in (shutil.which("ffmpeg"), _packaged_ffmpeg()):
+        if program is None:
+            continue
+        with suppress(OSError):
+            listed = subprocess.run([program, "-hide_banner", "-encoders"], capture_output=True, text=True, check=False)
+            if " libx264 " in listed.stdout:
+                return program
+    return None
+
+
+def _packaged_ffmpeg() -> str | None:
+    try:
+        from imageio_ffmpeg import get_ffmpeg_exe
+
+        return str(get_ffmpeg_exe())
+    except (ImportError, RuntimeError):
+        return None
 
 
 def _check_writable(path: Path) -> None:

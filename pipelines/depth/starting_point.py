@@ -10,8 +10,11 @@ from diffusers.schedulers.scheduling_utils import SchedulerMixin
 import marigold_uq
 from marigold_uq.schedulers.distributional import DistributionalScheduler
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
+from marigold_uq.schedulers.scheduling_distributional_lcm import DistributionalLCMScheduler
 
 _CONVERTIBLE = ("DDIMScheduler", "DDPMScheduler", "PNDMScheduler")
+_HEAD = ("noise_family", "num_components", "rank", "pooled_weights", "tau")
+"""What a scheduler knows of the U-Net's output and of its calibration, whatever the schedule."""
 
 
 def embedded_path() -> Path:
@@ -26,21 +29,30 @@ def embedded_path() -> Path:
 
 
 def as_distributional(scheduler: SchedulerMixin, **options: Any) -> DistributionalScheduler:
-    """Ours as they are, or a stock scheduler as DDIM of family "point"; only those of the same diffusion can be.
+    """Ours as they are, or a stock scheduler as ours of family "point"; only those of the same diffusion can be.
 
     `options` replace entries of its config.
     """
     if isinstance(scheduler, DistributionalScheduler) and not options:
         return scheduler
     name = type(scheduler).__name__
+    if name in ("LCMScheduler", DistributionalLCMScheduler.__name__):
+        return DistributionalLCMScheduler.from_config(scheduler.config, **options)
     if name not in (*_CONVERTIBLE, DistributionalDDIMScheduler.__name__):
         raise ValueError(
-            f"cannot turn a {name} into a DistributionalDDIMScheduler: expected one of {', '.join(_CONVERTIBLE)} (a "
-            "checkpoint distilled for another one, such as LCM, predicts something else)"
+            f"cannot turn a {name} into a distributional scheduler: expected one of {', '.join(_CONVERTIBLE)}, "
+            "LCMScheduler (a checkpoint made for another one predicts something else)"
         )
     if "clip_sample" not in scheduler.config:
         options.setdefault("clip_sample", False)  # a PNDM never clips, and DDIM's default would
     return DistributionalDDIMScheduler.from_config(scheduler.config, **options)
+
+
+def replaced_scheduler(scheduler: SchedulerMixin, old: DistributionalScheduler | None) -> DistributionalScheduler:
+    """A scheduler given in place of `old`: a stock one goes on reading the U-Net's head, at the calibrated tau."""
+    if old is None or isinstance(scheduler, DistributionalScheduler):
+        return as_distributional(scheduler)
+    return as_distributional(scheduler, **{name: old.config[name] for name in _HEAD})
 
 
 def zero_snr_options(scheduler: SchedulerMixin) -> dict[str, Any]:

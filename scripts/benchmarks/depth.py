@@ -35,7 +35,7 @@ from marigold_uq.commands.runner import Invocation, run_command
 from marigold_uq.denoising import predict_output
 from marigold_uq.models.prompt_embedding import PromptEmbedding
 from marigold_uq.models.widen import narrow, widen
-from marigold_uq.pipelines.depth.latents import ChainResult, merge_chains
+from marigold_uq.pipelines.depth.latents import recentred as recentre
 
 FAMILY_OPTIONS: dict[str, dict[str, int]] = {
     "gaussian": {},
@@ -254,7 +254,7 @@ def antithetic(noise: Tensor) -> Tensor:
 
 def recentred(noise: Tensor) -> Tensor:
     """What the pipeline does: independent draws, moved together to the known mean."""
-    return merge_chains([ChainResult(noise, mean=torch.zeros_like(noise[0]))], len(noise)).latents
+    return recentre(noise, torch.zeros_like(noise[0]))
 
 
 def draws_table(options: BenchmarkOptions) -> None:

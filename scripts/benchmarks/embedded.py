@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from marigold_uq.commands.depth import sample_pictures
+from marigold_uq.commands.pictures import sample_pictures
 from marigold_uq.commands.runner import Invocation, run_command
 from marigold_uq.depth.model import load_pipeline
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from marigold_uq.commands.depth import sample_pictures
+from marigold_uq.commands.pictures import sample_pictures
 from marigold_uq.commands.runner import Invocation, run_command
 from marigold_uq.depth.model import load_pipeline
 from marigold_uq.depth.onnx_export import OneStepDepth, export_onnx, one_step_mode

@@ -28,7 +28,7 @@ def test_help_and_version_import_nothing_heavy(word: str) -> None:
     assert imported_by(word) == set()
 
 
-@pytest.mark.parametrize("command", ["card", "export-onnx", "info"])
+@pytest.mark.parametrize("command", ["depth", "card", "export-onnx", "info"])
 def test_the_help_of_a_command_needs_no_torch(command: str) -> None:
     assert not imported_by(command, "--help") & {"torch", "diffusers", "transformers", "huggingface_hub"}
 

@@ -162,10 +162,10 @@ def test_features_of_a_picture_are_those_of_its_latents_averaged_over_chains() -
     g = torch.Generator().manual_seed(0)
     latents, means, variances = torch.rand(3, 3, 1, 4, 4, 5, generator=g)
     chains = [
-        ChainResult(one, first=FirstMoments(mean[0], variance[0]))
+        ChainResult(one[0], first=FirstMoments(mean[0], variance[0]))
         for one, mean, variance in zip(latents, means, variances, strict=True)
     ]
-    found = member_features(merge_chains(chains, 3), 3)
+    found = member_features(merge_chains(chains))
     expected = novelty_features(means.mean(0), variances.mean(0).sqrt(), latents.std(0))
     torch.testing.assert_close(found, expected)
 

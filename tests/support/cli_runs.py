@@ -33,3 +33,11 @@ def depth(models: Path, *words: object, family: str = "gaussian") -> int:
 def read_npz(path: Path) -> dict[str, np.ndarray]:
     with np.load(path) as file:
         return {name: file[name] for name in file.files}
+
+
+def noisy_scene(count: int, height: int = 12, width: int = 16) -> list[np.ndarray]:
+    """The same scene in every frame, with a little camera noise."""
+    random = np.random.default_rng(0)
+    scene = picture(height, width)
+    frames = [scene + 0.01 * random.standard_normal(scene.shape) for _ in range(count)]
+    return [(np.clip(frame, 0, 1) * 255).astype(np.uint8) for frame in frames]

@@ -10,7 +10,7 @@ from support.tiny_depth import generator
 
 from marigold_uq import DistributionalDDIMScheduler
 from marigold_uq.metrics import expected_coverage
-from marigold_uq.pipelines.depth.latents import ChainResult, merge_chains
+from marigold_uq.pipelines.depth.latents import recentred
 
 MODES = ("ensemble", "trajectory")
 
@@ -63,7 +63,8 @@ def test_affine_invariant_maps_keep_their_shape_and_agree_on_their_spread(mode):
     output = pipeline(known_image(), 2, 100, batch_size=50, uncertainty=mode, generator=generator(1))
     mean, std = known_law(known_image())
     prediction, spread = output.prediction[0, ..., 0], output.uncertainty[0, ..., 0]
-    assert (prediction.min(), prediction.max()) == (pytest.approx(0, abs=1e-6), pytest.approx(1, abs=1e-6))
+    if mode == "ensemble":  # a reduction of many; that of one chain stays as the decoder gives it
+        assert (prediction.min(), prediction.max()) == (pytest.approx(0, abs=1e-6), pytest.approx(1, abs=1e-6))
     assert np.corrcoef(prediction.ravel(), mean.ravel())[0, 1] > 0.97
     slope = np.polyfit(mean.ravel(), prediction.ravel(), 1)[0]
     assert cells(spread).mean() / (slope * std) == pytest.approx(1, abs=0.15)
@@ -118,7 +119,7 @@ def test_epistemic_follows_the_alignment_into_the_units_of_the_prediction():
     assert np.allclose(relative.epistemic, scale * metric.epistemic, rtol=1e-3)
 
 
-@pytest.mark.parametrize(("mode", "steps", "calls"), [("ensemble", 2, 12), ("trajectory", 2, 2), ("trajectory", 50, 6)])
+@pytest.mark.parametrize(("mode", "steps", "calls"), [("ensemble", 2, 12), ("trajectory", 2, 2), ("trajectory", 9, 9)])
 def test_a_trajectory_costs_as_many_network_calls_as_one_chain_has_steps(mode, steps, calls):
     pipeline = known_pipeline()
     pipeline(known_image(), steps, 6, uncertainty=mode)
@@ -129,12 +130,10 @@ def test_draws_are_moved_together_to_the_mean_of_their_laws_also_where_the_law_i
     scheduler = DistributionalDDIMScheduler(noise_family="mixture", num_components=2)
     raw = torch.randn(3, 6, 8, 8, generator=generator())
     law = scheduler.noise_distribution(raw, (1, 8, 8))
-    draws = law.rsample((4,), generator(1))  # (K, chains, C, h, w)
-    chains = [ChainResult(draws[:, c], law.mean[c]) for c in range(3)]
-    merged = merge_chains(chains, 10).latents
-    kept = torch.cat([law.mean, law.mean, law.mean, law.mean])[:10]
-    assert torch.allclose(merged.mean(0), kept.mean(0), atol=1e-6)
-    shift = merged - draws.flatten(0, 1)[:10]
+    draws = law.rsample((4,), generator(1))  # (E, B, C, h, w)
+    moved = recentred(draws, law.mean)
+    assert torch.allclose(moved.mean(0), law.mean, atol=1e-6)
+    shift = moved - draws
     assert torch.allclose(shift, shift[:1].expand_as(shift), atol=1e-6)  # one move for all: the spread is untouched
 
 
