@@ -41,6 +41,13 @@ class UncertaintyPipeline(DiffusionPipeline):
         pipeline._complete_calibration()
         return pipeline
 
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """As in diffusers, without the places on this machine that the parts were loaded from."""
+        from marigold_uq.hub import forget_local_paths
+
+        super().save_pretrained(save_directory, *args, **kwargs)
+        forget_local_paths(Path(save_directory))
+
     @classmethod
     def load_config(cls, *args: Any, **kwargs: Any) -> Any:
         """A saved config, in today's names: `upgrade_config` translates those of versions before the first release."""
@@ -173,8 +180,9 @@ class UncertaintyPipeline(DiffusionPipeline):
             endpoint: Another Hub than the public one.
             save_options: Arguments of `save_pretrained`, for instance variant="fp16".
         """
-        from marigold_uq.hub import push_to_hub
+        from marigold_uq.hub import check_repo_id, push_to_hub
 
+        check_repo_id(repo_id)
         with TemporaryDirectory() as folder:
             model = Path(folder) / repo_id.split("/")[-1]
             self.save_pretrained(model, **save_options)

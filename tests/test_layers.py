@@ -13,7 +13,10 @@ FLOORS = (
         "novelty", "precision", "randomness", "sampling", "schedulers", "scores", "uncertainty",
     },
     {"models"},
-    {"array_files", "commands.runner", "files", "hub", "loading", "model_card", "plotting", "results", "training"},
+    {
+        "array_files", "commands.runner", "files", "folder_lock", "hub", "loading", "model_card", "plotting", "results",
+        "training",
+    },
     {"pipelines"},
     {"depth", "field", "tabular"},
     {"cli", "commands"},
