@@ -109,10 +109,8 @@ class FinishedRun:
     def datasets(self) -> list[str]:
         """Hub names of the training data, where they come from the Hub."""
         parts = self.config.get("data")
-        parts = parts if isinstance(parts, list) else []
-        roots = [
-            str(part.get("root")) for part in parts if isinstance(part, dict) and part.get("name") == "huggingface"
-        ]
+        parts = [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+        roots = [str(part.get("root")) for part in parts if part.get("name") == "huggingface"]
         return [root for root in roots if _HUB_NAME.fullmatch(root)]
 
 

@@ -285,13 +285,34 @@ def test_words_of_strangers_stay_words_in_a_card(run_folder):
     assert sum("alert(1)" in line for line in outside) > 2
 
 
-MALFORMED = [b"", b"{", b"[" * 100_000, b"\xff\xfe", b"[1]", b"3", b"null", b'{"metrics": 3}', b'{"metrics": {"a": {}}, "data": [1]}',
-             b'{"metrics": {"a": 1}, "predictor": "x"}', b'{"metrics": {"a": 1}, "alignment": [2]}', b'{"metrics": {"a": {"value": 1, "standard_error": "x"}}}',
-             b'{"metrics": {"a": 1}, "date": {"x": 1}, "command": [1], "average": {"y": 2}}']  # fmt: skip
+MALFORMED = [
+    b"",
+    b"{",
+    b"[" * 100_000,
+    b"\xff\xfe",
+    b"[1]",
+    b"3",
+    b"null",
+    b'{"metrics": 3}',
+    b'{"metrics": {"a": {}}, "data": [1]}',
+    b'{"metrics": {"a": 1}, "predictor": "x"}',
+    b'{"metrics": {"a": 1}, "alignment": [2]}',
+    b'{"metrics": {"a": {"value": 1, "standard_error": "x"}}}',
+    b'{"metrics": {"a": 1}, "date": {"x": 1}, "command": [1], "average": {"y": 2}}',
+]
 
 
-@pytest.mark.parametrize("name", ["evaluation/nyu/metrics.json", "model/model_index.json", "config.yaml", "selection.md",
-                                  "model/training.json", "model/scheduler/scheduler_config.json"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "evaluation/nyu/metrics.json",
+        "model/model_index.json",
+        "config.yaml",
+        "selection.md",
+        "model/training.json",
+        "model/scheduler/scheduler_config.json",
+    ],
+)
 @pytest.mark.parametrize("content", MALFORMED, ids=range(len(MALFORMED)))
 def test_a_malformed_file_gives_a_card_or_an_error_of_one_line(name, content, run_folder):
     (run_folder / name).write_bytes(content)
@@ -299,8 +320,20 @@ def test_a_malformed_file_gives_a_card_or_an_error_of_one_line(name, content, ru
         make_card(run_folder)
 
 
-@pytest.mark.parametrize("config", ["- 1", "start: [1]", "start: {name: [1], kind: pipeline}", "data: [1, {name: 2}]", "training: 3",
-                                    "training: {optimizer: [1]}", "{a: b: c}", "!!python/object/apply:os.system [x]", "data: {a: 1}"])  # fmt: skip
+@pytest.mark.parametrize(
+    "config",
+    [
+        "- 1",
+        "start: [1]",
+        "start: {name: [1], kind: pipeline}",
+        "data: [1, {name: 2}]",
+        "training: 3",
+        "training: {optimizer: [1]}",
+        "{a: b: c}",
+        "!!python/object/apply:os.system [x]",
+        "data: {a: 1}",
+    ],
+)
 def test_a_strange_config_gives_a_card_or_an_error_of_one_line(config, run_folder):
     (run_folder / "config.yaml").write_text(config)
     with contextlib.suppress(ValueError):
