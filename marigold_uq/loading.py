@@ -101,7 +101,7 @@ def _load(folder: Path, component: str, module: str, class_name: str, options: M
         loaded = getattr(import_module(module), class_name)
     except (ImportError, AttributeError, TypeError) as error:
         raise ValueError(
-            f"{folder}: the component {component!r} is {module}.{class_name}, which is not here"
+            f"{folder}: the component {component!r} is {module}.{class_name}, which this version lacks"
         ) from error
     if not (isinstance(loaded, type) and issubclass(loaded, ConfigMixin)):
         raise ValueError(f"{folder}: the component {component!r} is {module}.{class_name}, which is no component")
