@@ -20,6 +20,7 @@ from marigold_uq.training.task import Stateful
 __all__ = ["load_accelerator", "load_states", "write_average", "write_task_states"]
 
 _AVERAGE, _TASK = "average.pt", "task.pt"
+_WITHOUT_RANDOM = "Without this file training goes on, with other random numbers of dropout"
 _OLD = re.compile(r"custom_checkpoint_(\d+)\.pkl")
 """Average, then task states, as versions before the first release let accelerate pickle them."""
 
@@ -65,9 +66,8 @@ def load_accelerator(accelerator: Accelerator, checkpoint: Path) -> None:
     else that a damaged or foreign file makes its readers raise.
     """
     random_states = checkpoint / f"random_states_{accelerator.process_index}.pkl"
-    if random_states.exists():
-        _read(random_states, load_safely)
-    else:
+    saved = _read(random_states, load_safely) if random_states.exists() else None
+    if saved is None:
         warnings.warn(
             f"{checkpoint} was written by fewer processes than the {accelerator.num_processes} of now: the random "
             "state of dropout is not restored",
@@ -78,6 +78,9 @@ def load_accelerator(accelerator: Accelerator, checkpoint: Path) -> None:
             accelerator.load_state(str(folder))
         except Exception as error:  # damage takes the readers anywhere
             raise ValueError(f"{checkpoint} is damaged, or of another model: {error}") from error
+    state = saved.get("torch_manual_seed") if isinstance(saved, dict) else None
+    if saved is not None and not (isinstance(state, torch.Tensor) and torch.equal(state, torch.get_rng_state())):
+        raise ValueError(f"{random_states} is damaged: the random state of dropout is not restored. {_WITHOUT_RANDOM}")
 
 
 @contextmanager
@@ -120,4 +123,5 @@ def _read(path: Path, load: Callable[[Path], Any] = _load_tensors) -> Any:
     except Exception as error:  # damage takes the unpickler anywhere
         raise ValueError(
             f"{path} is damaged, or holds more than tensors, numbers and text, which could run code; it is not loaded"
+            + (f". {_WITHOUT_RANDOM}" if path.name.startswith("random_states") else "")
         ) from error

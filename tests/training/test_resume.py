@@ -264,16 +264,16 @@ def test_checkpoints_beyond_the_limit_that_a_killed_run_left_are_removed(tmp_pat
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint-12"]
 
 
-@pytest.mark.parametrize("content", [b"", b"not a pickle", None])
-def test_damaged_random_states_are_an_error_not_another_run(tmp_path: Path, content: bytes | None) -> None:
+@pytest.mark.parametrize("content", [b"", b"not a pickle", "harmful", {}, {"torch_manual_seed": 3}, [1]])
+def test_damaged_random_states_are_an_error_not_another_run(tmp_path: Path, content: Any) -> None:
     """accelerate alone would go on with other random numbers, and say so in its log."""
     run_until(7, tmp_path, ToyTask())
     path = tmp_path / "checkpoints" / "checkpoint-4" / "random_states_0.pkl"
-    if content is None:
-        torch.save(Harmful(tmp_path / "witness"), path)
-    else:
+    if isinstance(content, bytes):
         path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"random_states_0\.pkl is damaged, or holds more than"):
+    else:
+        torch.save(Harmful(tmp_path / "witness") if content == "harmful" else content, path)
+    with pytest.raises(ValueError, match=r"random_states_0\.pkl is damaged.* Without this file training goes on"):
         Trainer(ToyTask(), toy_config(tmp_path)).run()
     assert not (tmp_path / "witness").exists()
 
