@@ -183,15 +183,16 @@ def _exchange(first: Path, second: Path) -> bool:
     )
 
 
-def clear_leftovers(folder: Path) -> None:
+def clear_leftovers(folder: Path, *, alone: bool = False) -> None:
     """Remove what dead processes left in a folder.
 
     What was moved away for a successor that never came gets its name back. Names of running processes stay, and for a
-    week those of other machines that share the disk.
+    week those of other machines that share the disk; not those where a lock says that nobody else is there (`alone`).
     """
     for path in folder.glob(f"{TEMPORARY}*"):
         match = _LEFTOVER.fullmatch(path.name)
-        if not _is_left_behind(path, match):
+        is_of_here = match is not None and match["place"] == _place()
+        if not (_is_left_behind(path, match) or (alone and not is_of_here)):
             continue
         name = match["rest"] if match else ""
         if name.startswith(_MOVED_AWAY) and not (before := path.with_name(name.removeprefix(_MOVED_AWAY))).exists():

@@ -83,8 +83,9 @@ def _check_libraries(index: Mapping[str, Any], name: str | os.PathLike[str]) -> 
         if key.startswith("_") or not isinstance(value, list) or len(value) != 2:
             continue
         library = value[0]
-        known = library in _LIBRARIES or library in sys.modules or is_own_component(value)
-        if isinstance(library, str) and not known and not hasattr(diffusers.pipelines, library):
+        if not isinstance(library, str) or library in _LIBRARIES or library in sys.modules or is_own_component(value):
+            continue
+        if not hasattr(diffusers.pipelines, library):
             raise ValueError(
                 f"{name}: the component {key!r} is of the package {library!r}, which is not imported because a file "
                 "names it; import it yourself first if you trust it"

@@ -70,7 +70,7 @@ class UncertaintyPipeline(DiffusionPipeline):
             value = self.config.get(name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise ValueError(f"{name} is {value!r} in the pipeline's config; expected a whole number from {least}")
-        self.calibration_for(self.uncertainty_modes[0])
+        read_calibrations(self.config.get("calibration"))
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """As in diffusers, without the places on this machine that the parts were loaded from."""

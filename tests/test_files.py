@@ -229,6 +229,8 @@ def test_what_a_dead_process_left_is_removed_by_the_next_that_writes_there(tmp_p
     with atomic_path(tmp_path / "a.txt") as temporary:
         temporary.touch()
     assert [path.exists() for path in (left, running, elsewhere, forgotten)] == [False, True, True, False]
+    clear_leftovers(tmp_path, alone=True)
+    assert [path.exists() for path in (running, elsewhere)] == [True, False]
 
 
 def test_an_old_folder_whose_successor_never_came_gets_its_name_back(tmp_path: Path) -> None:

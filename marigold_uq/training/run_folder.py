@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from marigold_uq.files import (
-    TEMPORARY,
     atomic_folder,
     atomic_path,
     clear_leftovers,
@@ -54,9 +53,9 @@ class RunFolder:
             )
         make_folder(self.checkpoints)
         for folder in (self.root, self.checkpoints):
-            clear_leftovers(folder)
-        for leftover in [*self.checkpoints.glob(f".{CHECKPOINT}*"), *self.root.glob(f"{TEMPORARY}*")]:
-            remove(leftover)  # of a run on another machine: the lock says that it is over
+            clear_leftovers(folder, alone=True)
+        for leftover in self.checkpoints.glob(f".{CHECKPOINT}*"):
+            remove(leftover)  # of a run that was killed while it saved
 
     @contextmanager
     def lock(self) -> Iterator[None]:

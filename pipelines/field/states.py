@@ -43,9 +43,9 @@ def read_states(state: Any, time: ArrayLike | None, encoder: FieldEncoder) -> In
     if history.ndim == 2 + axes:  # (history, C, *space), or (B, history, *space) of one variable
         single = history.shape[1] == encoder.config.num_history and len(encoder.config.variables) == 1
         history = history.unsqueeze(2) if single and history.shape[1] != 1 else history.unsqueeze(0)
-    encoder.check_history(history)
-    if not len(history):
+    if history.ndim and not len(history):
         raise FieldDataError(f"there is no initial state: the batch is empty, {tuple(history.shape)}")
+    encoder.check_history(history)
     return InitialStates(history, _times(time, len(history), encoder))
 
 

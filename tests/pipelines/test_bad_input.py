@@ -10,6 +10,7 @@ import torch
 from support import tiny_depth, tiny_field
 from support.tiny_sets import quick_model
 
+from marigold_uq.calibration import Calibration
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
 from marigold_uq.tabular import DiffusionRegressor
 
@@ -149,6 +150,13 @@ def test_a_wrong_value_in_a_models_config_is_one_line(
     change(saved / file, **values)
     with pytest.raises((ValueError, OSError), match=message):
         MarigoldUQDepthPipeline.from_pretrained(saved)
+
+
+def test_two_calibrations_are_no_component(saved: Path) -> None:
+    """A list of two entries in the index is not always [library, class]."""
+    records = [Calibration(kappa=1.5, uncertainty=mode).to_dict() for mode in ("ensemble", "trajectory")]
+    change(saved / "model_index.json", calibration=records)
+    assert len(MarigoldUQDepthPipeline.from_pretrained(saved).calibrations) == 2
 
 
 def test_weights_in_a_pickle_are_not_read(saved: Path) -> None:
