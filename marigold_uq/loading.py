@@ -2,18 +2,22 @@
 
 diffusers treats a component of another package as remote code. It asks for the class's file in the repository and for
 trust_remote_code=True, although the class is installed. Here the files are fetched without any code, and the installed
-classes make such components.
+classes make such components. What an index names beyond the libraries of components is not imported, and weights are
+read from safetensors alone.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import diffusers.pipelines
+from diffusers.configuration_utils import ConfigMixin
 from diffusers.models.modeling_utils import ModelMixin
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from huggingface_hub import hf_hub_download, snapshot_download
@@ -24,6 +28,7 @@ from marigold_uq.hub import is_own_component
 __all__ = ["fetch_pretrained"]
 
 _FETCH_OPTIONS = ("cache_dir", "revision", "token", "local_files_only", "force_download")
+_LIBRARIES = ("diffusers", "transformers", "onnxruntime.training")
 _NOT_NEEDED = ["*.py", "*.md", "*.bin", "*.msgpack", "*.onnx", ".eval_results/*"]
 
 
@@ -42,6 +47,7 @@ def fetch_pretrained(
         pipeline itself: then it is the name, and no components.
     """
     index = _read_index(pipeline_class, name, options)
+    _check_libraries(index, name)
     ours = {key: value for key, value in index.items() if is_own_component(value) and key not in options}
     if not ours:
         return str(name), {}
@@ -60,7 +66,30 @@ def _read_index(
             path = Path(hf_hub_download(str(name), pipeline_class.config_name, **_fetch_options(options)))
         except HFValidationError as error:
             raise FileNotFoundError(f"{name} is neither a folder nor a name on the Hub, user/name") from error
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    try:
+        index = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not readable as JSON: {error}") from error
+    if not isinstance(index, dict):
+        raise ValueError(f"{path} holds a {type(index).__name__}; expected a JSON object")
+    return index
+
+
+def _check_libraries(index: Mapping[str, Any], name: str | os.PathLike[str]) -> None:
+    """Refuse components of packages that would be imported only because the index names them: importing runs code."""
+    for key, value in index.items():
+        if key.startswith("_") or not isinstance(value, list) or len(value) != 2:
+            continue
+        library = value[0]
+        if not isinstance(library, str) or library in _LIBRARIES or library in sys.modules or is_own_component(value):
+            continue
+        if not hasattr(diffusers.pipelines, library):
+            raise ValueError(
+                f"{name}: the component {key!r} is of the package {library!r}, which is not imported because a file "
+                "names it; import it yourself first if you trust it"
+            )
 
 
 def _fetch_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,7 +98,14 @@ def _fetch_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _load(folder: Path, component: str, module: str, class_name: str, options: Mapping[str, Any]) -> Any:
     """One component by its installed class; networks in the precision that was asked for."""
-    loaded = getattr(import_module(module), class_name)
+    try:
+        loaded = getattr(import_module(module), class_name)
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f"{folder}: the component {component!r} is {module}.{class_name}, which this version lacks"
+        ) from error
+    if not (isinstance(loaded, type) and issubclass(loaded, ConfigMixin)):
+        raise ValueError(f"{folder}: the component {component!r} is {module}.{class_name}, which is no component")
     if not issubclass(loaded, ModelMixin):
         return loaded.from_pretrained(folder, subfolder=component)
     precision = options.get("dtype", options.get("torch_dtype"))
@@ -77,5 +113,9 @@ def _load(folder: Path, component: str, module: str, class_name: str, options: M
         precision = precision.get(component, precision.get("default"))
     variant = options.get("variant")
     has_variant = variant is not None and any((folder / component).glob(f"*.{variant}.*"))
-    extra = {"dtype": precision, "variant": variant if has_variant else None}
+    extra = {
+        "dtype": precision,
+        "variant": variant if has_variant else None,
+        "use_safetensors": options.get("use_safetensors"),
+    }
     return loaded.from_pretrained(folder, subfolder=component, **{k: v for k, v in extra.items() if v is not None})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -158,7 +159,7 @@ def shown_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
 def card_body(run: FinishedRun, *, repo_id: str | None, base_model: str | None, license: str | None) -> str:
     """The card below its metadata, in Markdown."""
     sections = [
-        f"# {run.name}\n\n{run.task.summary}{_family_sentence(run)}",
+        f"# {_plain(run.name)}\n\n{run.task.summary}{_family_sentence(run)}",
         _usage_section(run, repo_id),
         _calibration_section(run),
         _evaluation_section(run),
@@ -171,13 +172,26 @@ def card_body(run: FinishedRun, *, repo_id: str | None, base_model: str | None, 
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
+def _plain(text: object) -> str:
+    """Words of others in a line of Markdown: no HTML, links, code or headings come of them."""
+    line = " ".join(str(text).split())
+    return re.sub(r"([\\`\[\]])", r"\\\1", line.replace("&", "&amp;").replace("<", "&lt;"))
+
+
+def _fenced(code: str, language: str) -> str:
+    """A block of code, whatever backticks are in it."""
+    longest = max((len(run) for run in re.findall("`+", code)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{code}\n{fence}"
+
+
 def _family_sentence(run: FinishedRun) -> str:
     family = run.scheduler.get("noise_family")
     if family is None:
         return ""
     if family == "point":
         return " The network predicts a point at every diffusion step; uncertainty comes from an ensemble of chains."
-    return f" At every diffusion step the network predicts the distribution of the noise (family `{family}`)."
+    return f" At every diffusion step the network predicts the distribution of the noise (family `{_plain(family)}`)."
 
 
 def _usage_section(run: FinishedRun, repo_id: str | None) -> str:
@@ -217,7 +231,7 @@ def _calibration_row(record: Calibration) -> list[Any]:
         " to ".join(map(number, kappas)),
         " to ".join(dict.fromkeys(levels)) or "none",
         record.num_calibration or None,
-        record.note,
+        _plain(record.note),
     ]
 
 
@@ -229,28 +243,29 @@ def _evaluation_section(run: FinishedRun) -> str:
 
 def _evaluation_text(evaluation: Evaluation) -> str:
     """A table with standard errors, how it was made, and the command."""
-    setting = f" ({evaluation.setting})" if evaluation.setting else ""
+    setting = f" ({_plain(evaluation.setting)})" if evaluation.setting else ""
+    notes = _plain(evaluation.notes)
     rows = [
-        [metric_title(name), f"{value:.4g}", "" if error is None else f"{error:.2g}"]
+        [_plain(metric_title(name)), f"{value:.4g}", "" if error is None else f"{error:.2g}"]
         for name, (value, error) in evaluation.metrics.items()
     ]
     parts = [
-        f"### {evaluation.dataset_title}{setting}",
+        f"### {_plain(evaluation.dataset_title)}{setting}",
         markdown_table(["metric", "value", "standard error"], rows),
-        evaluation.notes[:1].upper() + evaluation.notes[1:] + "." if evaluation.notes else "",
-        f"```bash\n{evaluation.command}\n```" if evaluation.command else "",
+        notes[:1].upper() + notes[1:] + "." if notes else "",
+        _fenced(evaluation.command, "bash") if evaluation.command else "",
     ]
     return "\n\n".join(part for part in parts if part)
 
 
 def _training_section(run: FinishedRun, base_model: str | None) -> str:
     """What the run's config and the stored pipeline say."""
-    training = run.config.get("training") or {}
-    optimizer = training.get("optimizer") or {}
+    training = _entries(run.config.get("training"))
+    optimizer = _entries(training.get("optimizer"))
     parts = run.config.get("data")
     facts = {
         "started from": base_model,
-        "data": ", ".join(str(part.get("name")) for part in parts) if isinstance(parts, list) else None,
+        "data": ", ".join(str(_entries(part).get("name")) for part in parts) if isinstance(parts, list) else None,
         "trained": run.config.get("trainable"),
         "steps": run.step or training.get("max_steps"),
         "batch": training.get("batch_size"),
@@ -263,8 +278,13 @@ def _training_section(run: FinishedRun, base_model: str | None) -> str:
         "default denoising steps": run.pipeline.get("default_denoising_steps"),
         "default resolution": run.pipeline.get("default_processing_resolution"),
     }
-    rows = [[name, str(value)] for name, value in facts.items() if value not in (None, "")]
+    rows = [[name, _plain(value)] for name, value in facts.items() if value not in (None, "")]
     return f"## Training\n\n{markdown_table(['setting', 'value'], rows)}" if rows else ""
+
+
+def _entries(part: Any) -> Mapping[str, Any]:
+    """A part of a config, empty where it is no mapping."""
+    return part if isinstance(part, Mapping) else {}
 
 
 def _selection_section(run: FinishedRun) -> str:
@@ -275,7 +295,7 @@ def _selection_section(run: FinishedRun) -> str:
         "The family was chosen on held-out data: the simplest within one standard error of the best score. Scores are "
         "those of short trainings, and differences are paired."
     )
-    return f"## Choice of the family\n\n{text}\n\n{run.selection}"
+    return f"## Choice of the family\n\n{text}\n\n{run.selection.replace('<', '&lt;')}"
 
 
 def _reference_section(run: FinishedRun) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +20,19 @@ from marigold_uq.novelty import Novelty, NoveltyReference
 from marigold_uq.schedulers.distributional import DistributionalScheduler
 
 logger = logging.get_logger(__name__)
+
+_LEAST = {"default_denoising_steps": 1, "default_processing_resolution": 0}
+
+
+@contextmanager
+def _explaining(name: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn whatever damaged files and wrong values make their readers raise into one error that names the model."""
+    try:
+        yield
+    except (OSError, ValueError, ImportError, MemoryError):
+        raise
+    except Exception as error:
+        raise ValueError(f"{name} is damaged, or not of this kind: {type(error).__name__}: {error}") from error
 
 
 class ConfigEntry:
@@ -48,11 +62,35 @@ class UncertaintyPipeline(DiffusionPipeline):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any) -> Self:
-        """As in diffusers, a folder or a name on the Hub; our own components need no `trust_remote_code`."""
-        folder, own = fetch_pretrained(cls, pretrained_model_name_or_path, kwargs)
-        pipeline = super().from_pretrained(folder, **{**own, **kwargs})
-        pipeline._complete_calibration()
+        """As in diffusers, a folder or a name on the Hub; our own components need no `trust_remote_code`.
+
+        Weights are read from safetensors; pickles (.bin) only with `use_safetensors=None`, at your own risk.
+
+        Raises:
+            ValueError: The files are damaged, or a config holds values that no pipeline has.
+        """
+        kwargs.setdefault("use_safetensors", True)
+        with _explaining(pretrained_model_name_or_path):
+            folder, own = fetch_pretrained(cls, pretrained_model_name_or_path, kwargs)
+            pipeline = super().from_pretrained(folder, **{**own, **kwargs})
+            pipeline._complete_calibration()
+            pipeline._check_config()
         return pipeline
+
+    def _check_config(self) -> None:
+        """Refuse values that a call would trip over."""
+        for name, least in _LEAST.items():
+            value = self.config.get(name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise ValueError(f"{name} is {value!r} in the pipeline's config; expected a whole number from {least}")
+        read_calibrations(self.config.get("calibration"))
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """As in diffusers, without the places on this machine that the parts were loaded from."""
+        from marigold_uq.hub import forget_local_paths
+
+        super().save_pretrained(save_directory, *args, **kwargs)
+        forget_local_paths(Path(save_directory))
 
     @classmethod
     def load_config(cls, *args: Any, **kwargs: Any) -> Any:
@@ -186,8 +224,9 @@ class UncertaintyPipeline(DiffusionPipeline):
             endpoint: Another Hub than the public one.
             save_options: Arguments of `save_pretrained`, for instance variant="fp16".
         """
-        from marigold_uq.hub import push_to_hub
+        from marigold_uq.hub import check_repo_id, push_to_hub
 
+        check_repo_id(repo_id)
         with TemporaryDirectory() as folder:
             model = Path(folder) / repo_id.split("/")[-1]
             self.save_pretrained(model, **save_options)

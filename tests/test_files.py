@@ -3,13 +3,25 @@
 import errno
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from marigold_uq.files import atomic_folder, atomic_path, fingerprint, make_folder, require_same
+from marigold_uq import files
+from marigold_uq.files import (
+    TEMPORARY,
+    atomic_folder,
+    atomic_path,
+    clear_leftovers,
+    discard,
+    fingerprint,
+    make_folder,
+    require_same,
+)
 
 
 class Stop(Exception):
@@ -120,6 +132,27 @@ def test_a_failure_in_the_block_leaves_the_old_folder_and_nothing_else(tmp_path:
     assert names(tmp_path) == ["model"]
 
 
+@pytest.fixture(params=["swap", "no swap"])
+def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """With and without a system that swaps two names in one step."""
+    if request.param == "no swap":
+        monkeypatch.setattr(files, "_exchange", lambda first, second: False)
+    return str(request.param)
+
+
+def test_an_old_folder_is_moved_away_as_a_whole_before_it_is_deleted(
+    tmp_path: Path, system: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, seen = tmp_path / "model", list[list[str]]()
+    for name in ("old", "new"):
+        with atomic_folder(target, overwrite=True) as temporary:
+            write_all(temporary / name, temporary / "both")
+            monkeypatch.setattr(files, "remove", lambda path: seen.append(names(path)) if path.exists() else None)
+    assert names(target) == ["both", "new"]
+    assert seen
+    assert all(one == ["both", "old"] for one in seen), "the old folder must be complete when its deletion begins"
+
+
 def test_the_old_folder_comes_back_if_the_new_one_cannot_take_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,11 +166,89 @@ def test_the_old_folder_comes_back_if_the_new_one_cannot_take_its_place(
             raise OSError(errno.EIO, "input/output error")
         replace(source, destination)
 
+    monkeypatch.setattr(files, "_exchange", lambda first, second: False)
     monkeypatch.setattr(os, "replace", failing)
     with pytest.raises(OSError, match="input/output"), atomic_folder(target, overwrite=True) as temporary:
         (temporary / "new").touch()
     assert names(target) == ["old"]
     assert names(tmp_path) == ["model"]
+
+
+def test_content_is_on_the_disk_before_the_name_and_the_name_before_the_end(
+    tmp_path: Path, system: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power cut leaves a complete name with nothing behind it."""
+    done, replace, exchange = list[str](), os.replace, files._exchange
+
+    def note(action: str, path: Path) -> None:
+        done.append(f"{action} {'*' if path.name.startswith(TEMPORARY) else path.name}")
+
+    def exchanged(first: Path, second: Path) -> bool:
+        note("name", second)
+        return exchange(first, second)
+
+    monkeypatch.setattr(files, "_force", lambda path: note("force", path))
+    monkeypatch.setattr(os, "replace", lambda one, other: (note("name", Path(other)), replace(one, other)))
+    with atomic_path(tmp_path / "a.txt") as temporary:
+        temporary.write_text("new")
+    assert done == ["force *", "name a.txt", f"force {tmp_path.name}"]
+    (tmp_path / "model").mkdir()
+    done.clear()
+    if system == "swap":
+        monkeypatch.setattr(files, "_exchange", exchanged)
+    with atomic_folder(tmp_path / "model", overwrite=True) as temporary:
+        (temporary / "sub").mkdir()
+        (temporary / "sub" / "weights").touch()
+    assert done[:3] == ["force *", "force weights", "force sub"]
+    assert done[-2] in ("name model", f"force {tmp_path.name}")
+    assert done[-1] == f"force {tmp_path.name}"
+    assert done.index("name model") > 2
+
+
+def dead_process() -> int:
+    """The number of a process that is over."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def leftover(folder: Path, process: int, rest: str = "", place: str | None = None) -> Path:
+    """A folder that a process left behind."""
+    path = folder / f"{TEMPORARY}{place or files._place()}-{process}-{'0' * 16}{rest}"
+    path.mkdir()
+    (path / "half").touch()
+    return path
+
+
+def test_what_a_dead_process_left_is_removed_by_the_next_that_writes_there(tmp_path: Path) -> None:
+    left = leftover(tmp_path, dead_process(), ".txt")
+    running = leftover(tmp_path, os.getppid())
+    elsewhere = leftover(tmp_path, dead_process(), place="0" * 8)
+    forgotten = leftover(tmp_path, 1, place="1" * 8)
+    os.utime(forgotten, (0, 0))
+    with atomic_path(tmp_path / "a.txt") as temporary:
+        temporary.touch()
+    assert [path.exists() for path in (left, running, elsewhere, forgotten)] == [False, True, True, False]
+    clear_leftovers(tmp_path, alone=True)
+    assert [path.exists() for path in (running, elsewhere)] == [True, False]
+
+
+def test_an_old_folder_whose_successor_never_came_gets_its_name_back(tmp_path: Path) -> None:
+    left = leftover(tmp_path, dead_process(), ".old.model")
+    clear_leftovers(tmp_path)
+    assert names(tmp_path / "model") == ["half"]
+    left.mkdir()
+    clear_leftovers(tmp_path)
+    assert names(tmp_path) == ["model"]
+
+
+def test_a_folder_is_discarded_under_another_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that dies while it deletes leaves no half folder under the name of a whole one."""
+    write_all(tmp_path / "a")
+    monkeypatch.setattr(files, "remove", lambda path: None)
+    discard(tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+    assert names(tmp_path)[0].startswith(TEMPORARY)
 
 
 def test_a_link_to_a_folder_stays_and_its_folder_is_replaced(tmp_path: Path) -> None:

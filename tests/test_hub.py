@@ -1,7 +1,10 @@
 """Model cards, and the way to the Hub and back, against a local stand-in of its HTTP API."""
 
+import contextlib
 import json
+import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ from huggingface_hub import ModelCard, parse_eval_result_entries
 from support.hub_server import HubServer, run_client
 from support.tiny_depth import picture, tiny_pipeline
 
+from marigold_uq import hub
 from marigold_uq.commands.card import CardOptions, run_card
 from marigold_uq.hub import component_shims, make_card, push_to_hub, read_run
 
@@ -181,6 +185,160 @@ def test_a_folder_with_its_card_still_loads_without_trusting_anybody(run_folder)
     make_card(run_folder)
     pipeline = type(tiny_pipeline()).from_pretrained(run_folder / "model")
     assert pipeline.scheduler.config.noise_family == "gaussian"
+
+
+@pytest.mark.parametrize("name", ["../x", "a/..", "a/../b", "user/..hidden", "a b/c", "user/na--me", "no-owner", "/a"])
+def test_a_name_that_leaves_its_folder_is_no_name(name, run_folder, tmp_path):
+    with pytest.raises(ValueError, match="expected user/name or organisation/name"):
+        push_to_hub(run_folder, name)
+    with pytest.raises(ValueError, match="expected user/name or organisation/name"):
+        make_card(run_folder, repo_id=name)
+    with pytest.raises(ValueError, match="expected user/name or organisation/name"):
+        tiny_pipeline("gaussian").push_to_hub(name)
+
+
+class RecordingApi:
+    """Takes the place of HfApi and keeps what it is given."""
+
+    uploaded: dict[str, bytes]
+
+    def __init__(self, **settings):
+        RecordingApi.uploaded = {}
+
+    def create_repo(self, repo_id, **settings):
+        pass
+
+    def create_commit(self, repo_id, operations, commit_message):
+        for one in operations:
+            with one.as_file() as file:
+                self.uploaded[one.path_in_repo] = file.read()
+        return SimpleNamespace(commit_url="https://hub/commit")
+
+
+def test_secrets_and_leftovers_are_not_uploaded(run_folder, monkeypatch, capsys):
+    monkeypatch.setattr(hub, "HfApi", RecordingApi)
+    model = run_folder / "model"
+    for name in (".env", "token", "notes.pem", ".ssh/id.txt", "unet/.netrc", "weights.pkl", "x.safetensors.part"):
+        (model / name).parent.mkdir(exist_ok=True)
+        (model / name).write_text("secret")
+    push_to_hub(run_folder, "someone/model")
+    assert not any(b"secret" in content for content in RecordingApi.uploaded.values())
+    assert {"README.md", ".eval_results/nyu.yaml", "unet/config.json"} <= set(RecordingApi.uploaded)
+    told = capsys.readouterr().out
+    assert all(name in told for name in (".env", "notes.pem", "unet/.netrc", "weights.pkl"))
+
+
+@pytest.mark.parametrize("name", ["README.txt", "more"])
+def test_a_link_out_of_the_model_is_refused_and_one_inside_is_followed(name, run_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(hub, "HfApi", RecordingApi)
+    model = run_folder / "model"
+    (model / "again.json").symlink_to("model_index.json")
+    push_to_hub(run_folder, "someone/model")
+    assert RecordingApi.uploaded["again.json"] == (model / "model_index.json").read_bytes()
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "a.json").write_text("{}")
+    (model / name).symlink_to(tmp_path / "private" if name == "more" else tmp_path / "private" / "a.json")
+    with pytest.raises(ValueError, match=r"is a link to .*private.*, outside the model: put a copy in its place"):
+        push_to_hub(run_folder, "someone/model")
+
+
+def test_paths_of_this_machine_are_neither_saved_nor_uploaded(run_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(hub, "HfApi", RecordingApi)
+    pipeline = type(tiny_pipeline()).from_pretrained(run_folder / "model")
+    pipeline.unet.register_to_config(_name_or_path=str(run_folder / "model" / "unet"))
+    pipeline.vae.register_to_config(_name_or_path="someone/published")
+    pipeline.save_pretrained(tmp_path / "saved")
+    saved = [path.read_text() for path in (tmp_path / "saved").rglob("*.json")]
+    assert not any(str(tmp_path) in text for text in saved)
+    assert any("someone/published" in text for text in saved)
+    index = run_folder / "model" / "model_index.json"
+    index.write_text(json.dumps({**json.loads(index.read_text()), "_name_or_path": "/home/me/model"}))
+    push_to_hub(run_folder, "someone/model")
+    assert b"/home/me" not in RecordingApi.uploaded["model_index.json"]
+    assert "/home/me" in index.read_text(), "the local file stays as it is"
+
+
+HOSTILE = "</td><script>alert(1)</script> ```\n# Owned [x](javascript:1) `code` <img src=x>"
+
+
+def test_words_of_strangers_stay_words_in_a_card(run_folder):
+    path = run_folder / "evaluation" / "nyu" / "metrics.json"
+    content = json.loads(path.read_text())
+    content |= {"command": HOSTILE, "average": HOSTILE, "alignment": {"text": HOSTILE}}
+    content["data"] = {"title": HOSTILE, "id": HOSTILE}
+    content["predictor"]["uncertainty"] = HOSTILE
+    content["metrics"] = {HOSTILE: 1.0}
+    path.write_text(json.dumps(content))
+    (run_folder / "selection.md").write_text("<script>alert(2)</script>")
+    make_card(run_folder)
+    text = ModelCard.load(run_folder / "model" / "README.md").text
+    outside, fences = [], []
+    for line in text.splitlines():
+        if fences and line == fences[-1]:
+            fences.pop()
+        elif match := re.match("(`{3,})", line) if not fences else None:
+            fences.append(match[1])
+        elif not fences:
+            outside.append(line)
+    assert not fences, "a block of code does not end"
+    link = re.compile(r"(?<!\\)\]\(javascript")
+    assert [line for line in outside if "<" in line or line.startswith("# Owned") or link.search(line)] == []
+    assert sum("alert(1)" in line for line in outside) > 2
+
+
+MALFORMED = [
+    b"",
+    b"{",
+    b"[" * 100_000,
+    b"\xff\xfe",
+    b"[1]",
+    b"3",
+    b"null",
+    b'{"metrics": 3}',
+    b'{"metrics": {"a": {}}, "data": [1]}',
+    b'{"metrics": {"a": 1}, "predictor": "x"}',
+    b'{"metrics": {"a": 1}, "alignment": [2]}',
+    b'{"metrics": {"a": {"value": 1, "standard_error": "x"}}}',
+    b'{"metrics": {"a": 1}, "date": {"x": 1}, "command": [1], "average": {"y": 2}}',
+]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "evaluation/nyu/metrics.json",
+        "model/model_index.json",
+        "config.yaml",
+        "selection.md",
+        "model/training.json",
+        "model/scheduler/scheduler_config.json",
+    ],
+)
+@pytest.mark.parametrize("content", MALFORMED, ids=range(len(MALFORMED)))
+def test_a_malformed_file_gives_a_card_or_an_error_of_one_line(name, content, run_folder):
+    (run_folder / name).write_bytes(content)
+    with contextlib.suppress(ValueError, FileNotFoundError):
+        make_card(run_folder)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "- 1",
+        "start: [1]",
+        "start: {name: [1], kind: pipeline}",
+        "data: [1, {name: 2}]",
+        "training: 3",
+        "training: {optimizer: [1]}",
+        "{a: b: c}",
+        "!!python/object/apply:os.system [x]",
+        "data: {a: 1}",
+    ],
+)
+def test_a_strange_config_gives_a_card_or_an_error_of_one_line(config, run_folder):
+    (run_folder / "config.yaml").write_text(config)
+    with contextlib.suppress(ValueError):
+        make_card(run_folder)
 
 
 CLIENT = """

@@ -14,7 +14,8 @@ FLOORS = (
     },
     {"models"},
     {
-        "array_files", "commands.runner", "files", "hub", "loading", "model_card", "plotting", "results", "terminal",
+        "array_files", "commands.runner", "files", "folder_lock", "hub", "loading", "model_card", "plotting", "results",
+        "terminal",
         "training",
     },
     {"pipelines"},

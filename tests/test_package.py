@@ -31,3 +31,26 @@ def test_submodules_are_found_without_importing_them(name: str) -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'depht'"):
         marigold_uq.depht  # noqa: B018
+
+
+NO_NETWORK = """
+import pkgutil, socket
+from importlib import import_module
+
+def refuse(*arguments, **options):
+    raise AssertionError("the network was used")
+
+socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
+import marigold_uq
+
+for place in pkgutil.walk_packages(marigold_uq.__path__, "marigold_uq."):
+    try:
+        import_module(place.name)
+    except ImportError as error:  # of an extra that is not installed
+        assert "marigold_uq" not in (error.name or ""), error
+"""
+
+
+def test_importing_every_module_uses_no_network() -> None:
+    run = subprocess.run([sys.executable, "-c", NO_NETWORK], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-2000:]

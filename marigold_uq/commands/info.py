@@ -13,7 +13,7 @@ from marigold_uq.commands.runner import Invocation
 
 __all__ = ["InfoOptions", "run_info"]
 
-_PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "huggingface-hub", "numpy", "scipy")
+_PACKAGES = ("diffusers", "transformers", "accelerate", "safetensors", "huggingface-hub", "numpy", "scipy")
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ def run_info(options: InfoOptions, invocation: Invocation | None = None) -> int:
     import torch
 
     print(f"marigold_uq {marigold_uq.__version__}, Python {platform.python_version()}, {platform.platform()}")
-    print(", ".join(f"{name} {_installed_version(name)}" for name in _PACKAGES))
+    print(", ".join([f"torch {torch.__version__}", *(f"{name} {_installed_version(name)}" for name in _PACKAGES)]))
     print(f"devices: {', '.join(_devices())}; torch threads: {torch.get_num_threads()}")
     print(f"model: {_describe_embedded()}")
     return 0

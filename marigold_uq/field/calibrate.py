@@ -183,16 +183,15 @@ def calibrate_run(
     config_file, model = run / "config.yaml", run / "model"
     if not config_file.exists() or not model.exists():
         raise FileNotFoundError(f"{run} is not a finished training: it has no config.yaml or no model folder")
-    for name in ("calibrated", "calibration.json"):
-        if (run / name).exists():
-            raise FileExistsError(f"{run / name} exists: remove it to calibrate again")
+    if (run / "calibration.json").exists():
+        raise FileExistsError(f"{run / 'calibration.json'} exists: remove it to calibrate again")
     config, _ = read_config(["--config", str(config_file)])
     split, pipeline = open_split(config.data), load_quietly(model).to(device)
     require_data(pipeline.encoder, split.validation)
     hours = target_hours(config.data)
     found = calibrate_field(pipeline, split.validation, options, train=split.train, target_hours=hours, verbose=verbose)
     found |= {"seed": config.training.seed, "settings": calibration_settings(run, options)}
-    with atomic_folder(run / "calibrated") as temporary:
+    with atomic_folder(run / "calibrated", overwrite=True) as temporary:  # one may be there of a killed calibration
         pipeline.save_pretrained(temporary)
     write_json(run / "calibration.json", found)
     return found

@@ -90,7 +90,10 @@ def _read_csv(path: Path, source: TableSource) -> LoadedTable:
         import pandas
     except ImportError as error:
         raise ImportError("reading a CSV needs pandas: `pip install pandas`, or store X and y in an npz") from error
-    frame = pandas.read_csv(path)
+    try:
+        frame = pandas.read_csv(path)
+    except Exception as error:  # its parser meets damage with anything
+        raise TableError(f"{path} cannot be read as CSV: {error or type(error).__name__}") from error
     if not source.target:
         raise TableError(f"name the target column of {path}; it has {', '.join(map(str, frame.columns))}")
     taken = [*source.target, *([source.weight] if source.weight else [])]
@@ -101,7 +104,15 @@ def _read_csv(path: Path, source: TableSource) -> LoadedTable:
     both = sorted(set(features) & set(source.target))
     if both:
         raise TableError(f"a target cannot be a feature; {', '.join(both)} is both")
-    targets = frame[source.target].to_numpy(dtype=np.float64)
-    weights = frame[source.weight].to_numpy(dtype=np.float64) if source.weight else None
+    targets = _column_numbers(frame, source.target, path)
+    weights = _column_numbers(frame, [source.weight], path)[:, 0] if source.weight else None
     flat = targets[:, 0] if len(source.target) == 1 else targets
     return LoadedTable(frame[features], flat, weights, list(features), list(source.target))
+
+
+def _column_numbers(frame: Any, columns: list[str], path: Path) -> Array:
+    """Columns of a CSV as numbers, (rows, columns)."""
+    try:
+        return np.asarray(frame[columns].to_numpy(dtype=np.float64))
+    except (TypeError, ValueError) as error:
+        raise TableError(f"{path}: {', '.join(columns)} must hold numbers: {error}") from error

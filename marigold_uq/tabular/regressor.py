@@ -49,6 +49,8 @@ _LEAST_WEIGHT = 1e-12
 _ROWS_FOR_KAPPA = 20
 """With fewer rows to choose it on kappa would be mostly noise and stays 1."""
 _ROWS_FOR_NOVELTY = 40
+_LARGEST, _SMALLEST = 1e100, 1e-100
+"""Between them numbers can be squared and summed."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,8 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         rows that conformal intervals come from count alike.
         """
         features, targets = self._check_training_data(X, y)
+        _check_scale(targets, "y")
+        _check_scale(features, "X")
         weights = _check_weights(sample_weight, features)
         self._is_flat = targets.ndim == 1
         targets = targets.reshape(len(targets), -1).astype(np.float64)
@@ -415,6 +419,20 @@ def _in_dtype(model: _AnyStack, dtype: torch.dtype) -> _AnyStack:
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     return model
+
+
+def _check_scale(values: NDArray[Any], name: str) -> None:
+    """Refuse numbers whose squares overflow, or whose differences from the mean vanish when they are squared."""
+    columns = np.asarray(values, dtype=np.float64).reshape(len(values), -1)
+    largest = np.abs(columns).max(0, initial=0.0)
+    spread = columns.max(0, initial=-np.inf) - columns.min(0, initial=np.inf)
+    bad = np.flatnonzero((largest > _LARGEST) | ((spread > 0) & (spread < _SMALLEST)))
+    if len(bad):
+        number = int(bad[0])
+        raise ValueError(
+            f"column {number} of {name} reaches {largest[number]:.3g} with a spread of {spread[number]:.3g}; squares "
+            f"of numbers above {_LARGEST:g} and of differences below {_SMALLEST:g} are lost: choose another unit"
+        )
 
 
 def _check_weights(sample_weight: ArrayLike | None, features: Array) -> Array:

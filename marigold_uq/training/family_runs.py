@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from marigold_uq.files import make_folder
+from marigold_uq.files import discard, make_folder
 from marigold_uq.training.config import TrainingConfig
 from marigold_uq.training.loop import Trainer, make_accelerator
 from marigold_uq.training.selection import (
@@ -69,7 +68,7 @@ def choose_family(
         return None
     print(f"{selection.markdown()}\nfamily: {selection.chosen.name}")
     write_selection(training.output, selection, settings)
-    shutil.rmtree(training.output / _WORK)
+    discard(training.output / _WORK)
     return selection.chosen
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager, nullcontext
@@ -19,7 +18,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from marigold_uq.randomness import member_seed
-from marigold_uq.training.checkpoint import load_states, safe_folder, write_average, write_task_states
+from marigold_uq.training.checkpoint import load_accelerator, load_states, write_average, write_task_states
 from marigold_uq.training.config import TrainingConfig
 from marigold_uq.training.interrupt import InterruptGuard
 from marigold_uq.training.order import BatchPlan, steps_of_run
@@ -82,7 +81,15 @@ class Trainer:
         self._validated = 0  # the last validation that the states have taken in
 
     def run(self, description: str = "training", config_text: str = "") -> TrainingResult:
-        """Train to max_steps, from the newest checkpoint where there is one, and save the model."""
+        """Train to max_steps, from the newest checkpoint where there is one, and save the model.
+
+        Raises:
+            FolderInUseError: Another training works in the output folder.
+        """
+        with self.folder.lock() if self.accelerator.is_main_process else nullcontext():
+            return self._run(description, config_text)
+
+    def _run(self, description: str, config_text: str) -> TrainingResult:
         start = self._prepare_run(config_text)
         self._catch_up_validation(start)
         try:
@@ -131,6 +138,7 @@ class Trainer:
         step = self._load_checkpoint(self.folder.find_checkpoint(self.config.resume))
         if accelerator.is_main_process:
             self.folder.forget_after(step)
+            self.folder.keep_newest(self.config.checkpoint_limit)  # where a run was killed before it did
             facts = {"num_processes": accelerator.num_processes, "device": accelerator.device.type}
             self.folder.write_versions(**facts, mixed_precision=self.config.mixed_precision)
             if config_text:
@@ -141,14 +149,7 @@ class Trainer:
     def _load_checkpoint(self, checkpoint: Path | None) -> int:
         """Weights, optimiser, average, task and random states; the number of steps done."""
         if checkpoint is not None:
-            if not (checkpoint / f"random_states_{self.accelerator.process_index}.pkl").exists():
-                warnings.warn(
-                    f"{checkpoint} was written by fewer processes than the {self.accelerator.num_processes} of now: "
-                    "the random state of dropout is not restored",
-                    stacklevel=2,
-                )
-            with safe_folder(checkpoint) as folder:
-                self.accelerator.load_state(str(folder))
+            load_accelerator(self.accelerator, checkpoint)
             self._validated = load_states(checkpoint, self.ema, self._states)
             self.accelerator.print(f"resumed from {checkpoint}")
         if self.ema is not None:
@@ -280,16 +281,14 @@ class Trainer:
 
     def _save_checkpoint(self, step: int) -> None:
         """Under a hidden name first, so that a killed run leaves no half checkpoint; all processes write to it."""
-        final = self.folder.checkpoints / f"{CHECKPOINT}{step}"
-        temporary = final.with_name(f".{final.name}")
+        temporary = self.folder.unfinished_checkpoint(step)
         self.accelerator.save_state(str(temporary))
         if self.accelerator.is_main_process:
             write_average(temporary, self.ema)
             write_task_states(temporary, self._states, self._validated)
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
-            os.replace(temporary, final)
-            self.folder.keep_newest(self.config.checkpoint_limit)
+            self.folder.finish_checkpoint(step, self.config.checkpoint_limit)
         self.accelerator.wait_for_everyone()
 
     @contextmanager

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from marigold_uq.files import TEMPORARY, atomic_folder, atomic_path, remove
+from marigold_uq.files import (
+    atomic_folder,
+    atomic_path,
+    clear_leftovers,
+    discard,
+    make_folder,
+    put_in_place,
+    remove,
+    sync,
+)
+from marigold_uq.folder_lock import folder_lock
 from marigold_uq.results import versions, write_json
 
 __all__ = ["CHECKPOINT", "RunFolder", "checkpoint_step"]
@@ -42,10 +51,18 @@ class RunFolder:
                 f"{self.checkpoints} holds checkpoints later than {start}: {', '.join(later)}. Resume from the newest "
                 "with resume='latest', move them away, or choose another output"
             )
+        make_folder(self.checkpoints)
         for folder in (self.root, self.checkpoints):
-            folder.mkdir(parents=True, exist_ok=True)
-        for leftover in [*self.checkpoints.glob(f".{CHECKPOINT}*"), *self.root.glob(f"{TEMPORARY}*")]:
+            clear_leftovers(folder, alone=True)
+        for leftover in self.checkpoints.glob(f".{CHECKPOINT}*"):
             remove(leftover)  # of a run that was killed while it saved
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Make the folder and keep other trainings out of it."""
+        make_folder(self.root)
+        with folder_lock(self.root):
+            yield
 
     def write_text(self, name: str, text: str) -> None:
         """Write or replace a small text file."""
@@ -69,11 +86,20 @@ class RunFolder:
             file.write(json.dumps(record) + "\n")
 
     def records(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl; a last one that a killed run left unfinished does not count."""
+        """The lines of metrics.jsonl up to the first that a killed run or a power cut left damaged.
+
+        Those before the newest checkpoint are whole: they were forced to the disk with it.
+        """
         if not self.metrics.exists():
             return []
-        complete, _, _ = self.metrics.read_text(encoding="utf-8").rpartition("\n")
-        return [json.loads(line) for line in complete.splitlines()]
+        complete, _, _ = self.metrics.read_text(encoding="utf-8", errors="replace").rpartition("\n")
+        found = []
+        for line in complete.splitlines():
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                break
+        return found
 
     def forget_after(self, step: int) -> None:
         """Drop metrics of steps that a resumed run makes again."""
@@ -112,7 +138,18 @@ class RunFolder:
     def keep_newest(self, limit: int) -> None:
         """Remove all but the newest `limit` checkpoints."""
         for old in self.list_checkpoints()[:-limit]:
-            shutil.rmtree(old)
+            discard(old)
+
+    def unfinished_checkpoint(self, step: int) -> Path:
+        """Where all processes write the checkpoint of a step until it is complete."""
+        return self.checkpoints / f".{CHECKPOINT}{step}"
+
+    def finish_checkpoint(self, step: int, limit: int) -> None:
+        """Give a complete checkpoint its name, together with the metrics up to it, and keep the newest `limit`."""
+        if self.metrics.exists():
+            sync(self.metrics)
+        put_in_place(self.unfinished_checkpoint(step), self.checkpoints / f"{CHECKPOINT}{step}")
+        self.keep_newest(limit)
 
     @contextmanager
     def new_model(self, step: int) -> Iterator[Path]:

@@ -207,6 +207,7 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
         With `zero_terminal_snr` the schedule ends in pure noise and is used with trailing timesteps (Marigold v1-1).
         `kwargs` go to diffusers' loading (dtype, variant, revision, ...).
         """
+        kwargs.setdefault("use_safetensors", True)
         base = DiffusionPipeline.from_pretrained(
             pretrained_model_name_or_path, safety_checker=None, feature_extractor=None, image_encoder=None, **kwargs
         )

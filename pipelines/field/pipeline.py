@@ -196,6 +196,7 @@ class FieldForecastPipeline(UncertaintyPipeline):
             for first in range(0, len(streams), batch_size)
         ]  # fmt: skip
         states = torch.cat([part.states for part in parts]).unflatten(0, (-1, ensemble_size))  # (B, M, L, C, *space)
+        _warn_of_overflow(states)
         epistemic = novelty = None
         if output_epistemic:
             epistemic = _over_members([part.epistemic for part in parts], ensemble_size).sqrt()
@@ -424,6 +425,16 @@ class _RollOut:
 def _over_members(parts: Sequence[Tensor | None], ensemble_size: int) -> Tensor:
     """The mean over members, (B, ...), of parts that hold all B x ensemble_size chains together."""
     return torch.cat([part for part in parts if part is not None]).unflatten(0, (-1, ensemble_size)).mean(1)
+
+
+def _warn_of_overflow(states: Tensor) -> None:
+    """Name forecasts (B, M, ...) that left the range of numbers; the others are of use."""
+    lost = (~states.flatten(1).isfinite().all(1)).nonzero().flatten().tolist()
+    if lost:
+        logger.warning(
+            f"{len(lost)} of {len(states)} forecasts are not finite (the first is number {lost[0]}): their initial "
+            "states, or what the model made of them, lie too far from the training states"
+        )
 
 
 def _numbers(name: str, values: Sequence[float] | None, most: float) -> list[float] | None:

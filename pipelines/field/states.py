@@ -36,15 +36,32 @@ def read_states(state: Any, time: ArrayLike | None, encoder: FieldEncoder) -> In
         if time is not None:
             raise ValueError("an xarray state has its own time: leave `time` out")
         return _from_xarray(state, encoder)
-    history = torch.as_tensor(np.asarray(state) if not isinstance(state, Tensor) else state).float()
+    history = _as_numbers(state)
     axes = len(encoder.space)
     if history.ndim == 1 + axes and len(encoder.config.variables) == 1:  # (history, *space)
         history = history.unsqueeze(1)
     if history.ndim == 2 + axes:  # (history, C, *space), or (B, history, *space) of one variable
         single = history.shape[1] == encoder.config.num_history and len(encoder.config.variables) == 1
         history = history.unsqueeze(2) if single and history.shape[1] != 1 else history.unsqueeze(0)
+    if history.ndim and not len(history):
+        raise FieldDataError(f"there is no initial state: the batch is empty, {tuple(history.shape)}")
     encoder.check_history(history)
     return InitialStates(history, _times(time, len(history), encoder))
+
+
+def _as_numbers(state: Any) -> Tensor:
+    """Real numbers as a float32 tensor."""
+    if isinstance(state, Tensor):
+        if state.is_complex():
+            raise FieldDataError(f"states must be real numbers; got {state.dtype}")
+        return state.float()
+    try:
+        array = np.asarray(state)
+    except ValueError as error:  # lists of different lengths
+        raise FieldDataError(f"states must be one array of numbers: {error}") from error
+    if array.dtype.kind not in "biuf":
+        raise FieldDataError(f"states must be real numbers; got an array of {array.dtype}")
+    return torch.from_numpy(array.astype(np.float32))
 
 
 def _times(time: ArrayLike | None, batch: int, encoder: FieldEncoder) -> Floats | None:

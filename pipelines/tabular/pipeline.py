@@ -185,7 +185,7 @@ class TabularRegressionPipeline(UncertaintyPipeline):
         if self.config.columns is not None and is_frame(features):
             matrix = TabularEncoder.from_config(self.config.columns).transform(features)
         else:
-            matrix = np.asarray(features, dtype=np.float64)
+            matrix = _as_numbers(features)
         expected = self.network.config.num_features
         if matrix.ndim != 2 or matrix.shape[1] != expected:
             raise ValueError(f"expected features (rows, {expected}); got shape {matrix.shape}")
@@ -262,6 +262,7 @@ class TabularRegressionPipeline(UncertaintyPipeline):
         ]
         model_samples = np.concatenate([part.samples for part in parts], axis=2)  # (S, n, rows, C)
         samples = self._calibrated(model_samples, record)[:ensemble_size]
+        _check_finite(samples)
         output = TabularOutput(samples.mean(0), _std(samples), samples, model_samples)
         if output_epistemic:
             output.epistemic = np.concatenate([part.epistemic for part in parts if part.epistemic is not None])
@@ -440,6 +441,28 @@ def row_generators(matrix: Array, models: Sequence[int], seed: int) -> list[torc
         digest = hashlib.blake2b(row.tobytes(), digest_size=8).digest()
         keys.append((int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")))
     return [torch.Generator().manual_seed(member_seed(seed, m, *key)) for m in models for key in keys]
+
+
+def _as_numbers(features: ArrayLike) -> Array:
+    """Real numbers as float64; anything else is refused, where numpy would drop imaginary parts."""
+    given = np.asarray(features)
+    if given.dtype.kind in "cmMV":
+        raise ValueError(f"features must be real numbers; got {given.dtype}")
+    try:
+        return given.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"features must be real numbers; {error}") from error
+
+
+def _check_finite(samples: Array) -> None:
+    """Refuse draws (n, rows, C) that overflowed, and name their rows."""
+    rows = np.flatnonzero(~np.isfinite(samples).all(axis=(0, 2)))
+    if len(rows):
+        shown = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
+        raise ValueError(
+            f"the predictions of {len(rows)} rows ({shown}) are not finite: their features lie too far outside the "
+            "range of the training rows"
+        )
 
 
 def _nearest_value(samples: Array, values: Sequence[float]) -> Array:

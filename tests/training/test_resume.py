@@ -11,6 +11,7 @@ import torch
 from support.toy_task import Points, ToyTask, assert_same_weights, metrics_of, toy_config, weights_of
 from torch import nn
 
+from marigold_uq.folder_lock import FolderInUseError, folder_lock
 from marigold_uq.training.loop import Trainer
 from marigold_uq.training.task import Stateful
 
@@ -239,6 +240,42 @@ def test_a_checkpoint_of_another_task_is_refused(tmp_path: Path) -> None:
     run_until(7, tmp_path, ToyTask())
     with pytest.raises(ValueError, match="holds 0 states of a task; this one has 1"):
         Trainer(Counting(), toy_config(tmp_path)).run()
+
+
+def test_a_second_training_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    with folder_lock(tmp_path), pytest.raises(FolderInUseError, match="is in use by another run of this process"):
+        Trainer(ToyTask(), toy_config(tmp_path)).run()
+    assert Trainer(ToyTask(), toy_config(tmp_path)).run().finished
+
+
+def test_metrics_that_a_power_cut_damaged_are_made_again(tmp_path: Path) -> None:
+    Trainer(ToyTask(), toy_config(tmp_path / "whole")).run()
+    run_until(7, tmp_path / "parts", ToyTask())
+    metrics = tmp_path / "parts" / "metrics.jsonl"
+    whole = metrics.read_bytes().splitlines(keepends=True)
+    metrics.write_bytes(b"".join(whole[:5]) + b"\0" * 30 + b"\xff\n" + whole[5])
+    Trainer(ToyTask(), toy_config(tmp_path / "parts")).run()
+    assert metrics_of(tmp_path / "whole") == metrics_of(tmp_path / "parts")
+
+
+def test_checkpoints_beyond_the_limit_that_a_killed_run_left_are_removed(tmp_path: Path) -> None:
+    Trainer(ToyTask(), toy_config(tmp_path, checkpoint_limit=3)).run()
+    Trainer(ToyTask(), toy_config(tmp_path, checkpoint_limit=1)).run()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint-12"]
+
+
+@pytest.mark.parametrize("content", [b"", b"not a pickle", "harmful", {}, {"torch_manual_seed": 3}, [1]])
+def test_damaged_random_states_are_an_error_not_another_run(tmp_path: Path, content: Any) -> None:
+    """accelerate alone would go on with other random numbers, and say so in its log."""
+    run_until(7, tmp_path, ToyTask())
+    path = tmp_path / "checkpoints" / "checkpoint-4" / "random_states_0.pkl"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save(Harmful(tmp_path / "witness") if content == "harmful" else content, path)
+    with pytest.raises(ValueError, match=r"random_states_0\.pkl is damaged.* Without this file training goes on"):
+        Trainer(ToyTask(), toy_config(tmp_path)).run()
+    assert not (tmp_path / "witness").exists()
 
 
 def test_never_refuses_a_folder_with_a_run(tmp_path: Path) -> None:

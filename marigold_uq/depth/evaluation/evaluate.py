@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -73,18 +74,18 @@ def evaluate_depth(
         folder.check(options)  # before a model is loaded
     model = predictor if predictor is not None else build_predictor(options)
     scorer = _Scorer(options, data, model, folder)
-    if state.is_main_process:
-        folder.open(options)  # after it was found that there is a model to evaluate
-    state.wait_for_everyone()
-    records, failures = _run(scorer, chosen_indices(len(data), options.data.limit), state)
-    if not records:
-        first = f"the first: {failures[0].name}: {failures[0].reason}" if failures else "the data set is empty"
-        raise ValueError(f"none of {len(failures)} images could be scored; {first}")
-    summary = summarize(records)
-    metrics = write_report(
-        folder if state.is_main_process else None, options, scorer.protocol, model, summary, records, failures, command
-    )
-    state.wait_for_everyone()
+    with folder.lock() if state.is_main_process else nullcontext():
+        if state.is_main_process:
+            folder.open(options)  # after it was found that there is a model to evaluate
+        state.wait_for_everyone()
+        records, failures = _run(scorer, chosen_indices(len(data), options.data.limit), state)
+        if not records:
+            first = f"the first: {failures[0].name}: {failures[0].reason}" if failures else "the data set is empty"
+            raise ValueError(f"none of {len(failures)} images could be scored; {first}")
+        summary = summarize(records)
+        to = folder if state.is_main_process else None
+        metrics = write_report(to, options, scorer.protocol, model, summary, records, failures, command)
+        state.wait_for_everyone()
     return EvaluationResult(summary, records, failures, metrics)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from urllib.parse import quote
 import yaml
 
 from marigold_uq.depth.evaluation.options import DepthEvaluation, decisive, plain
-from marigold_uq.files import atomic_path, make_folder
+from marigold_uq.files import atomic_path, discard, make_folder
+from marigold_uq.folder_lock import folder_lock
 from marigold_uq.results import METRICS_FILE
 
 TABLE_FILE = "per_image.csv"
@@ -85,6 +87,13 @@ class ResultFolder:
         make_folder(self.images)
         self.write_text(_CONFIG_FILE, yaml.safe_dump(plain(options), sort_keys=False))
 
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Make the folder and keep other evaluations out of it."""
+        make_folder(self.root)
+        with folder_lock(self.root):
+            yield
+
     def _previous_config(self) -> dict[str, Any]:
         path = self.root / _CONFIG_FILE
         found = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else None
@@ -92,11 +101,11 @@ class ResultFolder:
 
     def _remove_results(self) -> None:
         """Only what an evaluation writes: a folder may hold other things of the user's."""
+        for name in (METRICS_FILE, TABLE_FILE, _CONFIG_FILE):  # first of all the mark of a finished evaluation
+            (self.root / name).unlink(missing_ok=True)
         for folder in (self.images, self.figures):
             if folder.is_dir():
-                shutil.rmtree(folder)
-        for name in (METRICS_FILE, TABLE_FILE, _CONFIG_FILE):
-            (self.root / name).unlink(missing_ok=True)
+                discard(folder)
 
     def write_text(self, name: str, text: str) -> Path:
         """Write a file of this folder; `check` has made sure that it may be replaced."""

@@ -1,7 +1,6 @@
 """Resumable generation: finished batches wait beside the file until all are there; a killed run resumes."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ from tqdm.auto import tqdm
 
 from marigold_uq.field.data.equation import PeriodicEquation
 from marigold_uq.field.data.storage import h5py_module, write_trajectories
-from marigold_uq.files import atomic_path, make_folder, require_same
+from marigold_uq.files import atomic_path, discard, make_folder, require_same
+from marigold_uq.folder_lock import folder_lock
 from marigold_uq.results import write_json
 
 __all__ = ["generate", "parts_folder"]
@@ -55,7 +55,7 @@ def generate(
         "point_stride": point_stride,
     }
     _start_or_resume(parts, metadata)
-    with tqdm(total=num_trajectories, unit="trajectory", disable=not progress) as bar:
+    with folder_lock(parts), tqdm(total=num_trajectories, unit="trajectory", disable=not progress) as bar:
         bar.update(num_trajectories - len(_missing(parts, num_trajectories)))
         for indices in _batches(_missing(parts, num_trajectories), batch_size):
             initial = torch.from_numpy(equation.initial_states(seed, indices)).to(device)
@@ -66,7 +66,7 @@ def generate(
     shape = (num_trajectories, equation.num_states, len(x))
     states = ((_bounds(part)[0], np.load(part)) for part in _parts(parts))
     write_trajectories(path, states, shape, x, equation.times, metadata)
-    shutil.rmtree(parts)
+    discard(parts)
     return path
 
 
