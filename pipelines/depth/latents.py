@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
@@ -16,6 +17,9 @@ from marigold_uq.novelty import novelty_features
 from marigold_uq.randomness import Generators, base_seed, member_seed, randn
 from marigold_uq.sampling import one_step_distribution
 from marigold_uq.schedulers.distributional import DistributionalScheduler
+
+if TYPE_CHECKING:
+    from marigold_uq.pipelines.depth.baseline import Anchor
 
 _SPREAD_DRAWS = 8
 
@@ -40,6 +44,7 @@ class PictureCondition:
 
     channels: Tensor  # (C, h, w), for the U-Net
     guide: Tensor | None = None  # (G, h', w'), what the image encoder tells the decoder
+    anchor: Anchor | None = None  # the baseline's map, where there is one
 
 
 def encode_conditions(
@@ -120,6 +125,7 @@ class MemberLatents:
     epistemic: Tensor | None  # (C, h, w), a standard deviation
     guide: Tensor | None  # (G, h', w'), what the image encoder tells the decoder
     first: FirstMoments | None = None  # averaged over chains
+    anchor: Anchor | None = None  # the baseline's map: the latents are what it leaves over
 
 
 def draw_first_distribution(
@@ -157,7 +163,9 @@ def _first_moments(distribution: NoiseDistribution) -> list[FirstMoments]:
     return [FirstMoments(*moments) for moments in zip(distribution.mean, distribution.variance, strict=True)]
 
 
-def merge_chains(chains: list[ChainResult], num_members: int, guide: Tensor | None = None) -> MemberLatents:
+def merge_chains(
+    chains: list[ChainResult], num_members: int, condition: PictureCondition | None = None
+) -> MemberLatents:
     """Members in the order first draw of every chain, second draw of every chain, ...; surplus draws are dropped.
 
     Draws around known means are moved together by one latent, so that their mean is the mean of those means. The spread
@@ -171,7 +179,8 @@ def merge_chains(chains: list[ChainResult], num_members: int, guide: Tensor | No
     spreads = [chain.epistemic for chain in chains if chain.epistemic is not None]
     epistemic = torch.stack(spreads).square().mean(0).sqrt() if spreads else None
     first = [chain.first for chain in chains if chain.first is not None]
-    return MemberLatents(draws, epistemic, guide, _average(first) if first else None)
+    guide, anchor = (None, None) if condition is None else (condition.guide, condition.anchor)
+    return MemberLatents(draws, epistemic, guide, _average(first) if first else None, anchor)
 
 
 def _average(moments: list[FirstMoments]) -> FirstMoments:
@@ -201,7 +210,7 @@ def decode_maps(vae: Any, latents: Tensor, batch_size: int, guide: Tensor | None
     return torch.cat(maps).float()
 
 
-def decode_spread(vae: Any, centre: Tensor, std: Tensor, batch_size: int, guide: Tensor | None = None) -> Tensor:
+def decode_spread(decode: Callable[[Tensor], Tensor], centre: Tensor, std: Tensor) -> Tensor:
     """Standard deviation (H, W) of the decoded map where the latent is N(centre, diag(std^2)), both (C, h, w).
 
     From _SPREAD_DRAWS independent draws, so the relative error is about 1 / sqrt(2 (_SPREAD_DRAWS - 1)) per pixel. A
@@ -210,7 +219,7 @@ def decode_spread(vae: Any, centre: Tensor, std: Tensor, batch_size: int, guide:
     """
     generator = torch.Generator().manual_seed(member_seed(0))
     draws = centre + std * randn((), (_SPREAD_DRAWS, *std.shape), like=std, generator=generator)
-    return decode_maps(vae, draws, batch_size, guide).std(0)
+    return decode(draws).std(0)
 
 
 def _laid_out(vae: Any, pictures: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """Depth with calibrated uncertainty from one photograph: `pipeline(image)`."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, Self, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 import torch
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
@@ -16,10 +17,19 @@ from marigold_uq.alignment import ensemble_members
 from marigold_uq.calibration import read_calibrations
 from marigold_uq.denoising import Denoiser
 from marigold_uq.models.condition_encoder import ConditionEncoder
+from marigold_uq.models.depth_baseline import DepthBaseline
 from marigold_uq.models.depth_cells import DepthCells
 from marigold_uq.models.prompt_embedding import PromptEmbedding, encode_empty_prompt
 from marigold_uq.models.widen import add_condition_channels, widen
 from marigold_uq.pipelines.base import UncertaintyPipeline
+from marigold_uq.pipelines.depth.baseline import (
+    Anchor,
+    anchor_pictures,
+    anchored,
+    check_baseline,
+    decode_anchored,
+    give_baseline,
+)
 from marigold_uq.pipelines.depth.call import CALLBACK_INPUTS, MODES, DepthCall
 from marigold_uq.pipelines.depth.images import ImageInput, load_images, to_model_input, unpad
 from marigold_uq.pipelines.depth.latents import (
@@ -75,10 +85,12 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
         scale_invariant, shift_invariant: What the prediction is defined up to; both False for a metric model.
         default_denoising_steps, default_processing_resolution: Used where a call does not say.
         calibration: Records of `marigold_uq.calibration.Calibration` as dicts, at most one per mode; see `calibrate`.
+        baseline: Optional `DepthBaseline`: the U-Net's input is then [image, baseline, residual], and what it predicts
+            is the distribution of what the baseline's map leaves over. See `from_baseline`.
     """
 
-    model_cpu_offload_seq = "text_encoder->image_encoder->unet->vae"
-    _optional_components = ["text_encoder", "tokenizer", "prompt_embedding", "image_encoder"]  # noqa: RUF012, diffusers reads a list
+    model_cpu_offload_seq = "text_encoder->baseline->image_encoder->unet->vae"
+    _optional_components = ["text_encoder", "tokenizer", "prompt_embedding", "image_encoder", "baseline"]  # noqa: RUF012, diffusers reads a list
     _callback_tensor_inputs = list(CALLBACK_INPUTS)  # noqa: RUF012
     uncertainty_modes: ClassVar[tuple[str | None, ...]] = MODES
 
@@ -97,6 +109,7 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
         default_processing_resolution: int | None = None,
         calibration: list[dict[str, Any]] | None = None,
         image_encoder: ConditionEncoder | None = None,
+        baseline: DepthBaseline | None = None,
     ) -> None:
         super().__init__()
         if prediction_type not in ("depth", "disparity"):
@@ -115,6 +128,7 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
             tokenizer=tokenizer,
             prompt_embedding=prompt_embedding,
             image_encoder=image_encoder,
+            baseline=baseline,
         )
         self.register_to_config(
             prediction_type=prediction_type,
@@ -124,6 +138,7 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
             default_processing_resolution=default_processing_resolution,
             calibration=[record.to_dict() for record in records] or None,
         )
+        check_baseline(baseline, self.config)
 
     @property
     def num_calibrated_outputs(self) -> int:
@@ -174,6 +189,42 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
             default_processing_resolution=default_processing_resolution,
         )
         return pipeline.with_family(noise_family, num_components=num_components, rank=rank)
+
+    @classmethod
+    def from_baseline(
+        cls,
+        baseline: str | os.PathLike[str] | DepthBaseline,
+        *,
+        start: str | os.PathLike[str] = "embedded",
+        noise_family: str = "gaussian",
+        num_components: int = 1,
+        rank: int = 0,
+        initial_scale: float = 0.5,
+        stored: Literal["reference", "value"] = "reference",
+        baseline_options: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """The starting point of a model that says how wrong another depth model is: untrained, it predicts its map.
+
+        A metric baseline gives metres; any other its depth or disparity, from 0 to 1.
+
+        Args:
+            baseline: A folder or Hub name of a depth model of transformers, or what else `DepthBaseline.open` takes.
+            start: The pipeline whose U-Net and autoencoder learn the residual; "embedded" is small.
+            noise_family: Of the residual; "point" gives the map alone.
+            num_components: Components of a mixture.
+            rank: Rank of the low-rank families.
+            initial_scale: Standard deviation of the residual's latents to start with.
+            stored: Whether saving keeps the baseline's name and revision or its weights.
+            baseline_options: Further arguments of `DepthBaseline.open`, for instance revision, or space and metric.
+            kwargs: Of loading `start` (dtype, variant, revision, ...).
+        """
+        if not isinstance(baseline, DepthBaseline):
+            baseline = DepthBaseline.open(os.fspath(baseline), stored=stored, **(baseline_options or {}))
+        pipeline = cls.from_pretrained(start, **kwargs)
+        give_baseline(pipeline, baseline.to(pipeline.unet.dtype))
+        options = {"num_components": num_components, "rank": rank}
+        return pipeline.with_family(noise_family, initial_scale=initial_scale, **options)
 
     def with_family(self, noise_family: str, *, num_components: int = 1, rank: int = 0, **options: Any) -> Self:
         """Add the head of another family to a "point" pipeline, in place; the mean stays the old prediction.
@@ -366,7 +417,7 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
             for shape in shapes:
                 images = [i for i, pixels in enumerate(inputs) if tuple(pixels.shape) == shape]
                 pixels = torch.cat([inputs[i] for i in images])
-                encoded = encode_conditions(self.vae, self.image_encoder, pixels, call.batch_size)
+                encoded = self.conditions(pixels, call.batch_size)
                 conditions.update(zip(images, encoded, strict=True))
                 jobs = [(i, m) for i in images for m in range(call.num_chains)]
                 for first in range(0, len(jobs), call.batch_size):
@@ -378,7 +429,7 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
                     for (i, _), result in zip(batch, results, strict=True):
                         chains[i].append(result)
                     bar.update(len(batch))
-        return [merge_chains(results, call.num_maps, conditions[i].guide) for i, results in enumerate(chains)]
+        return [merge_chains(results, call.num_maps, conditions[i]) for i, results in enumerate(chains)]
 
     def _run_chains(
         self,
@@ -415,6 +466,13 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
             for b, moments in enumerate(firsts)
         ]
 
+    def conditions(self, pixels: Tensor, batch_size: int) -> list[PictureCondition]:
+        """What U-Net and decoder know of each of the pictures (B, 3, H, W) in [-1, 1]."""
+        encoded = encode_conditions(self.vae, self.image_encoder, pixels, batch_size)
+        if self.baseline is None:
+            return encoded
+        return anchored(encoded, anchor_pictures(self.vae, self.baseline, pixels, batch_size))
+
     def denoiser(self, condition: Tensor, network: nn.Module | None = None) -> Denoiser:
         """The U-Net beside a `condition` (B, C, h, w): image latents, or channels of the image encoder.
 
@@ -432,19 +490,22 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
         self, picture: Tensor, padding: tuple[int, int], members: MemberLatents, call: DepthCall
     ) -> DepthMaps:
         """5. Decode, align, reduce and resize the members of one image."""
-        maps = unpad(self.decode_prediction(members.latents, call.batch_size, members.guide), padding)  # (E, h, w)
+        decode = partial(
+            self.decode_prediction, batch_size=call.batch_size, guide=members.guide, anchor=members.anchor
+        )
+        maps = unpad(decode(members.latents), padding)  # (E, h, w)
         if call.mode == "marginal":
             ensemble = quantile_members(maps)
         else:
             ensemble = ensemble_members(
                 maps,
-                scale_invariant=bool(self.config.scale_invariant),
-                shift_invariant=bool(self.config.shift_invariant),
+                scale_invariant=bool(self.config.scale_invariant) and members.anchor is None,  # a baseline aligns them
+                shift_invariant=bool(self.config.shift_invariant) and members.anchor is None,
                 reduction=call.reduction,
             )
         epistemic = None
         if members.epistemic is not None:
-            spread = decode_spread(self.vae, members.latents[0], members.epistemic, call.batch_size, members.guide)
+            spread = decode_spread(decode, members.latents[0], members.epistemic)
             epistemic = float(ensemble.scale[0]) * unpad(spread, padding)
         result = member_statistics(ensemble, epistemic, members.latents[-call.num_members :], call)
         if not call.match_input_resolution:
@@ -452,9 +513,14 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
         height, width = picture.shape[-2:]
         return resize_maps(result, (height, width), call)
 
-    def decode_prediction(self, latents: Tensor, batch_size: int = 1, guide: Tensor | None = None) -> Tensor:
-        """Latents (E, C, h, w) of one picture -> maps (E, H, W) in [0, 1], in at least float32.
+    def decode_prediction(
+        self, latents: Tensor, batch_size: int = 1, guide: Tensor | None = None, anchor: Anchor | None = None
+    ) -> Tensor:
+        """Latents (E, C, h, w) of one picture -> maps (E, H, W) in [0, 1] or metres, in at least float32.
 
-        `guide` (G, h', w') is what the image encoder tells the decoder, where there is one.
+        `guide` (G, h', w') is what the image encoder tells the decoder, and `anchor` the baseline's map, where there
+        are such.
         """
+        if anchor is not None:
+            return decode_anchored(self.vae, anchor, latents, batch_size, guide)
         return decode_maps(self.vae, latents, batch_size, guide)
