@@ -17,6 +17,11 @@ COMMANDS = {
         "depth and uncertainty of photographs, folders of them, and videos",
         positional="images",
     ),
+    "cache": Command(
+        "marigold_uq.commands.cache:CacheOptions",
+        "marigold_uq.commands.cache:run_cache",
+        "keep latents of training data on disk, for a model and its baseline",
+    ),
     "card": Command(
         "marigold_uq.commands.card:CardOptions",
         "marigold_uq.commands.card:run_card",

@@ -117,6 +117,10 @@ class DepthTrainConfig:
 
     Args:
         start: Where the weights come from, and which distribution they learn to predict.
+        baseline: A depth model of others whose error is learnt: a folder or Hub name of a depth model of transformers,
+            a folder of one of our pipelines, "embedded", or the name of a registered function (see --import).
+        baseline_options: Further arguments of `DepthBaseline.open`: revision, stored ("reference" or "value"), space,
+            metric, and how the model wants its pictures.
         data: Data sets, mixed by probability.
         epoch_length: Samples per epoch of the mixture; None: all sets together, and at least one batch.
         transform: Crops, flips and colour changes.
@@ -130,6 +134,8 @@ class DepthTrainConfig:
     """
 
     start: StartConfig = field(default_factory=StartConfig)
+    baseline: str | None = None
+    baseline_options: dict[str, Any] = field(default_factory=dict)
     data: list[DataPart] = field(default_factory=paper_data)
     epoch_length: int | None = None
     transform: DepthTransform = field(default_factory=DepthTransform)

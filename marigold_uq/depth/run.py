@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -14,12 +15,15 @@ from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 
 from marigold_uq.commands.runner import INTERRUPTED, Invocation
 from marigold_uq.component_config import store_in_config
+from marigold_uq.depth.cache import check_cache
 from marigold_uq.depth.config import DataPart, DepthTrainConfig, StartConfig, ValidationConfig
 from marigold_uq.depth.data import AugmentedDataset, LatentShards, MixtureDataset, build_dataset
-from marigold_uq.depth.task import DepthTask
+from marigold_uq.depth.task import DepthTask, measure_residual
 from marigold_uq.depth.validation import DepthValidation, picture_scores
+from marigold_uq.models.depth_baseline import DepthBaseline
 from marigold_uq.models.prompt_embedding import PromptEmbedding
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
+from marigold_uq.pipelines.depth.baseline import give_baseline
 from marigold_uq.schedulers import FRAMEWORKS
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
 from marigold_uq.training.family_runs import choose_family
@@ -55,21 +59,41 @@ def train_depth(config: DepthTrainConfig, config_text: str = "") -> TrainingResu
             return TrainingResult(0, False, config.training.output)
         config = replace(config, start=replace(config.start, **asdict(chosen)))
     accelerator = make_accelerator(config.training)
-    task = DepthTask(
-        start_pipeline(config.start, seed=config.training.seed),
-        training_data(config),
-        config.objective,
-        trainable=config.trainable,
-        lora_rank=config.lora_rank,
-        seed=config.training.seed,
-        validation=make_validation(config.validation, accelerator),
-        device=accelerator.device,
-    )
+    task = make_task(config, config.start, accelerator.device, make_validation(config.validation, accelerator))
     is_main = accelerator.is_main_process
     result = Trainer(task, config.training, accelerator).run("depth", config_text)
     if is_main and result.finished:
         _publish(result.folder, config.push_to_hub)
     return result
+
+
+def make_task(
+    config: DepthTrainConfig,
+    start: StartConfig,
+    device: torch.device,
+    validation: DepthValidation | None = None,
+) -> DepthTask:
+    """What the loop trains, from this start."""
+    seed = config.training.seed
+    pipeline = start_pipeline(start, seed=seed, baseline=config.baseline, baseline_options=config.baseline_options)
+    is_large = isinstance(pipeline.vae, AutoencoderKL) and config.training.mixed_precision == "bf16"
+    task = DepthTask(
+        pipeline,
+        training_data(config),
+        config.objective,
+        trainable=config.trainable,
+        lora_rank=config.lora_rank,
+        seed=seed,
+        validation=validation,
+        device=device,
+        encoder_dtype=torch.bfloat16 if is_large else None,
+    )
+    for part in config.data:
+        if part.name == "latents":
+            check_cache(Path(part.root or ""), task.encoder)
+    if pipeline.baseline is not None:
+        measure_residual(task)
+    return task
 
 
 def choose_depth_family(config: DepthTrainConfig) -> FamilyCandidate | None:
@@ -84,7 +108,7 @@ def choose_depth_family(config: DepthTrainConfig) -> FamilyCandidate | None:
         learning = [one for one in families if one.num_outputs > 1]
         selection = replace(selection, candidates=learning, trunk_steps=0)
     assert config.validation.data is not None  # DepthTrainConfig checks it
-    pictures = _open_part(config.validation.data)
+    pictures = open_part(config.validation.data)
     if len(pictures) < 2:
         raise ValueError(f"noise_family 'auto' compares families on held-out pictures; got {len(pictures)} of them")
     device = make_accelerator(config.training).device
@@ -93,22 +117,14 @@ def choose_depth_family(config: DepthTrainConfig) -> FamilyCandidate | None:
         own = replace(start, **asdict(candidate))
         if trunk is not None:
             own = replace(own, name=str(trunk), kind="pipeline", variant=None, revision=None)
-        return DepthTask(
-            start_pipeline(own, seed=seed),
-            training_data(config),
-            config.objective,
-            trainable=config.trainable,
-            lora_rank=config.lora_rank,
-            seed=seed,
-            device=device,
-        )
+        return make_task(config, own, device)
 
     def score(model: Path) -> torch.Tensor:
         return picture_scores(MarigoldUQDepthPipeline.from_pretrained(model).to(device), pictures, selection, seed)
 
     names = ("start", "transform", "objective")
     facts: dict[str, Any] = {name: asdict(getattr(config, name)) for name in names}
-    facts |= {"data": [asdict(part) for part in config.data], "pictures": asdict(config.validation.data)}
+    facts |= {"baseline": config.baseline, "data": [asdict(part) for part in config.data], "pictures": asdict(config.validation.data)}
     return choose_family(config.training, selection, new_task, score, trainable=config.trainable, **facts)
 
 
@@ -135,8 +151,14 @@ def _publish(folder: Path, repo_id: str | None) -> None:
         print(f"pushed to {push_to_hub(folder, repo_id)}")
 
 
-def start_pipeline(start: StartConfig, *, seed: int = 0) -> MarigoldUQDepthPipeline:
-    """The pipeline training starts from, with the head of its family."""
+def start_pipeline(
+    start: StartConfig,
+    *,
+    seed: int = 0,
+    baseline: str | None = None,
+    baseline_options: Mapping[str, Any] | None = None,
+) -> MarigoldUQDepthPipeline:
+    """The pipeline training starts from, with the head of its family, around a baseline where one is named."""
     source: dict[str, Any] = {"variant": start.variant, "revision": start.revision}
     source = {name: value for name, value in source.items() if value is not None}
     if start.kind == "stable_diffusion":
@@ -150,10 +172,21 @@ def start_pipeline(start: StartConfig, *, seed: int = 0) -> MarigoldUQDepthPipel
         pipeline = new_pipeline(start, seed)
     wanted = {name: getattr(start, name) for name in DEFAULTS}
     pipeline.register_to_config(**{name: value for name, value in wanted.items() if value is not None})
+    add_baseline(pipeline, baseline, baseline_options or {})
     give_family(pipeline, start, start.name, seed)
     if start.eta is not None:
         store_in_config(pipeline.scheduler, eta=start.eta)
     return pipeline
+
+
+def add_baseline(pipeline: MarigoldUQDepthPipeline, name: str | None, options: Mapping[str, Any]) -> None:
+    """Turn the pipeline into one of residuals around the baseline; one that is of this baseline already stays."""
+    if name is None:
+        return
+    if pipeline.baseline is None:
+        give_baseline(pipeline, DepthBaseline.open(name, **options))
+    elif pipeline.baseline.config.name != name:
+        raise ValueError(f"the start has the baseline {pipeline.baseline.config.name!r} already; got baseline={name!r}")
 
 
 class Head(Protocol):
@@ -219,20 +252,22 @@ def training_data(config: DepthTrainConfig) -> Ordered:
     """The mixture of all parts with its augmentation, read in order; ready-made latents come as they are."""
     if not config.data:
         raise ValueError("no training data: give at least one entry under `data`, for instance {name: hypersim, ...}")
-    parts = [_open_part(part) for part in config.data]
+    parts = [open_part(part) for part in config.data]
     seed = config.training.seed
     length = config.epoch_length or max(config.training.batch_size, sum(len(part) for part in parts))
-    mixture = MixtureDataset(parts, [part.probability for part in config.data], length, seed)
+    # Neighbours of one size make whole micro batches, and one network call each.
+    block = config.training.micro_batch_size or 1
+    mixture = MixtureDataset(parts, [part.probability for part in config.data], length, seed, block_size=block)
     if any(isinstance(part, LatentShards) for part in parts):
         return mixture
     return AugmentedDataset(mixture, config.transform, seed)
 
 
-def _open_part(part: DataPart) -> Any:
+def open_part(part: DataPart) -> Any:
     """The data set that a config entry names."""
     return build_dataset(part.name, part.root, part.filenames, **part.options)
 
 
 def make_validation(config: ValidationConfig, accelerator: Accelerator) -> DepthValidation | None:
     """Scores and sheets of held-out pictures, shared out over the processes."""
-    return None if config.data is None else DepthValidation(_open_part(config.data), config, accelerator)
+    return None if config.data is None else DepthValidation(open_part(config.data), config, accelerator)
