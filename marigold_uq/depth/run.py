@@ -124,7 +124,11 @@ def choose_depth_family(config: DepthTrainConfig) -> FamilyCandidate | None:
 
     names = ("start", "transform", "objective")
     facts: dict[str, Any] = {name: asdict(getattr(config, name)) for name in names}
-    facts |= {"baseline": config.baseline, "data": [asdict(part) for part in config.data], "pictures": asdict(config.validation.data)}
+    facts |= {
+        "baseline": config.baseline,
+        "data": [asdict(part) for part in config.data],
+        "pictures": asdict(config.validation.data),
+    }
     return choose_family(config.training, selection, new_task, score, trainable=config.trainable, **facts)
 
 

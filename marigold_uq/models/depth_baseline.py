@@ -64,9 +64,7 @@ BASELINES: dict[str, RegisteredBaseline] = {}
 """Name -> what `register_baseline` added."""
 
 
-def register_baseline(
-    name: str, *, space: Space, metric: bool = False
-) -> Callable[[DepthFunction], DepthFunction]:
+def register_baseline(name: str, *, space: Space, metric: bool = False) -> Callable[[DepthFunction], DepthFunction]:
     """Decorator: make a function, or a module, available as a baseline under this name.
 
     It takes pictures (B, 3, H, W) in [0, 1] and returns maps (B, h, w), of any resolution. A picture's map must not

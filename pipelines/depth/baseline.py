@@ -105,7 +105,9 @@ def anchor_pictures(vae: Any, baseline: DepthBaseline, pixels: Tensor, batch_siz
 def anchored(conditions: Sequence[PictureCondition], anchors: Sequence[Anchor]) -> list[PictureCondition]:
     """What is known of pictures and of their baselines' maps."""
     return [
-        replace(condition, channels=torch.cat([condition.channels, anchor.latent.to(condition.channels)]), anchor=anchor)
+        replace(
+            condition, channels=torch.cat([condition.channels, anchor.latent.to(condition.channels)]), anchor=anchor
+        )
         for condition, anchor in zip(conditions, anchors, strict=True)
     ]
 

@@ -490,9 +490,7 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
         self, picture: Tensor, padding: tuple[int, int], members: MemberLatents, call: DepthCall
     ) -> DepthMaps:
         """5. Decode, align, reduce and resize the members of one image."""
-        decode = partial(
-            self.decode_prediction, batch_size=call.batch_size, guide=members.guide, anchor=members.anchor
-        )
+        decode = partial(self.decode_prediction, batch_size=call.batch_size, guide=members.guide, anchor=members.anchor)
         maps = unpad(decode(members.latents), padding)  # (E, h, w)
         if call.mode == "marginal":
             ensemble = quantile_members(maps)

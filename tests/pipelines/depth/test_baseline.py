@@ -34,7 +34,9 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def around(models: dict[str, str], start: str, kind: str, family: str = "gaussian", **options) -> MarigoldUQDepthPipeline:
+def around(
+    models: dict[str, str], start: str, kind: str, family: str = "gaussian", **options
+) -> MarigoldUQDepthPipeline:
     pipeline = MarigoldUQDepthPipeline.from_baseline(
         models[kind], start=start, noise_family=family, baseline_options=SIZE.get(kind, {}), **options
     )
@@ -135,9 +137,10 @@ def test_zoedepth_by_itself_would_let_pictures_vote_on_each_other(models):
     """What `one_by_one` is for: without it the first picture's map changes with its company."""
     baseline = DepthBaseline.open(models["zoedepth"], **SIZE["zoedepth"])
     model = baseline.network.model
-    model.metric_head.mlp_classifier.linear2.weight.data *= 200
     pixels = torch.rand(6, 3, 32, 32, generator=generator())
     with torch.no_grad():
+        logits = torch.cat([model(pixel_values=one[None]).domain_logits for one in pixels])
+        model.metric_head.mlp_classifier.linear2.bias -= logits.median(0).values
         votes = [model(pixel_values=one[None]).domain_logits.argmax(1).item() for one in pixels]
         assert len(set(votes)) == 2, "the pictures must disagree for the test to say anything"
         together = baseline(pixels)
@@ -146,38 +149,41 @@ def test_zoedepth_by_itself_would_let_pictures_vote_on_each_other(models):
 
 
 RELOAD = """
-import sys, json
+import sys
+from pathlib import Path
 import numpy as np, torch
 from marigold_uq import MarigoldUQDepthPipeline
-pipeline = MarigoldUQDepthPipeline.from_pretrained(sys.argv[1])
-pipeline.set_progress_bar_config(disable=True)
-image = np.load(sys.argv[2])
-output = pipeline(image, processing_resolution=0, uncertainty="trajectory", ensemble_size=4,
-                  generator=torch.Generator().manual_seed(0))
-np.savez(sys.argv[3], prediction=output.prediction, uncertainty=output.uncertainty)
+root = Path(sys.argv[1])
+image = np.load(root / "image.npy")
+for folder in sorted(root.glob("*/model")):
+    pipeline = MarigoldUQDepthPipeline.from_pretrained(folder)
+    output = pipeline(image, processing_resolution=0, uncertainty="trajectory", ensemble_size=4,
+                      generator=torch.Generator().manual_seed(0))
+    np.savez(folder.parent / "found.npz", prediction=output.prediction, uncertainty=output.uncertainty)
 """
 
 
-@pytest.mark.parametrize("stored", ["reference", "value"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_saved_it_gives_the_same_in_a_fresh_process(models, start, kind, stored, tmp_path):
-    pipeline = learned(around(models, start, kind, stored=stored))
-    pipeline.save_pretrained(tmp_path / "model")
+def test_saved_it_gives_the_same_in_a_fresh_process(models, start, tmp_path):
+    """Every kind, by reference and by value."""
+    outputs = {}
+    for kind in KINDS:
+        for stored in ("reference", "value"):
+            pipeline = learned(around(models, start, kind, stored=stored))
+            folder = tmp_path / f"{kind}-{stored}" / "model"
+            pipeline.save_pretrained(folder)
+            assert bool(list((folder / "baseline").rglob("*.safetensors"))) == (stored == "value")
+            if stored == "value":  # nothing else is needed
+                config = json.loads((folder / "baseline" / "config.json").read_text())
+                (folder / "baseline" / "config.json").write_text(json.dumps({**config, "name": "gone"}))
+            outputs[folder.parent] = pipeline(
+                picture(32, 48), **RESOLUTION, uncertainty="trajectory", ensemble_size=4, generator=generator()
+            )
     np.save(tmp_path / "image.npy", picture(32, 48))
-    output = pipeline(
-        picture(32, 48), **RESOLUTION, uncertainty="trajectory", ensemble_size=4, generator=generator()
-    )
-    weights = list((tmp_path / "model" / "baseline").rglob("*.safetensors"))
-    assert bool(weights) == (stored == "value")
-    if stored == "value":  # nothing else is needed
-        config = json.loads((tmp_path / "model" / "baseline" / "config.json").read_text())
-        config["name"] = "gone"
-        (tmp_path / "model" / "baseline" / "config.json").write_text(json.dumps(config))
-    files = [str(tmp_path / name) for name in ("model", "image.npy", "found.npz")]
-    subprocess.run([sys.executable, "-c", RELOAD, *files], check=True, capture_output=True, text=True)
-    found = np.load(tmp_path / "found.npz")
-    np.testing.assert_allclose(found["prediction"], output.prediction, rtol=1e-6)
-    np.testing.assert_allclose(found["uncertainty"], output.uncertainty, rtol=1e-4, atol=1e-7)
+    subprocess.run([sys.executable, "-c", RELOAD, str(tmp_path)], check=True, capture_output=True, text=True)
+    for folder, output in outputs.items():
+        found = np.load(folder / "found.npz")
+        np.testing.assert_allclose(found["prediction"], output.prediction, rtol=1e-5)
+        np.testing.assert_allclose(found["uncertainty"], output.uncertainty, rtol=1e-4, atol=1e-7)
 
 
 def test_a_reference_whose_weights_changed_is_refused(start, tmp_path):
@@ -192,7 +198,9 @@ def test_a_reference_whose_weights_changed_is_refused(start, tmp_path):
 @pytest.mark.parametrize("family", ["point", "mixture", "low_rank"])
 @pytest.mark.parametrize("vae", ["kl", "tiny"])
 def test_every_family_starts_at_the_baseline(models, family, vae, tmp_path):
-    tiny_pipeline("gaussian", vae=tiny_autoencoder_tiny() if vae == "tiny" else None).save_pretrained(tmp_path / "start")
+    tiny_pipeline("gaussian", vae=tiny_autoencoder_tiny() if vae == "tiny" else None).save_pretrained(
+        tmp_path / "start"
+    )
     sizes = {"mixture": {"num_components": 3}, "low_rank": {"rank": 2}}.get(family, {})
     pipeline = around(models, str(tmp_path / "start"), "dpt", family, **sizes)
     plain = around(models, str(tmp_path / "start"), "dpt", "point")
@@ -271,7 +279,7 @@ def test_a_constant_map_has_a_frame():
         frame = Frame.around(maps, metric)
         places = frame.place(maps)
         assert places.isfinite().all()
-        assert (0.1 < places).all()
+        assert (places > 0.1).all()
         assert (places < 0.9).all()
 
 
