@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from marigold_uq.commands.runner import Invocation
-from marigold_uq.depth.config import DataPart, StartConfig, paper_data
+from marigold_uq.depth.config import DataPart, StartConfig
 from marigold_uq.depth.data import DepthTransform
 
 __all__ = ["CacheOptions", "run_cache"]
@@ -34,11 +34,11 @@ class CacheOptions:
         check: Read finished shards again and compare their hashes.
     """
 
-    output: Path
+    output: Path = Path("cache")
     start: StartConfig = field(default_factory=StartConfig)
     baseline: str | None = None
     baseline_options: dict[str, Any] = field(default_factory=dict)
-    data: list[DataPart] = field(default_factory=paper_data)
+    data: list[DataPart] = field(default_factory=list)
     transform: DepthTransform = field(default_factory=DepthTransform)
     variants: int = 1
     seed: int = 0
@@ -52,6 +52,8 @@ class CacheOptions:
 
 def run_cache(options: CacheOptions, invocation: Invocation | None = None) -> int:
     """Encode what is missing; say what a training config then names."""
+    if not options.data:
+        raise ValueError("no data to cache: give at least one entry under `data`, for instance {name: hypersim, ...}")
     import torch
 
     from marigold_uq.depth.cache import cache_latents, folder_of_part, remove_leftovers

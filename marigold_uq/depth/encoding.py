@@ -56,13 +56,13 @@ class LatentEncoder:
     @torch.no_grad()
     def arrays(self, batch: dict[str, Any]) -> dict[str, Tensor]:
         """Latents of samples of one size, (B, ., h, w): image_latent, depth_latent, latent_valid, baseline_latent."""
-        depth, valid = batch["depth"].to(self.device), batch["valid"].to(self.device)
+        depth, valid, pictures = (batch[key].to(self.device, non_blocking=True) for key in ("depth", "valid", "image"))
         if self.pipeline.config.prediction_type == "disparity":
             depth = torch.where(valid, depth, 1.0).reciprocal()
         mask = latent_mask(valid, self.pipeline.vae_scale_factor)
-        pixels = 2 * batch["image"].to(self.device) - 1
+        pixels = 2 * pictures - 1
         if self.pipeline.baseline is None:
-            _, maps = network_pixels(batch["image"], depth, valid)
+            _, maps = network_pixels(pictures, depth, valid)
             image = encode_pixels(self.vae, pixels)
             return {"image_latent": image, "depth_latent": encode_pixels(self.vae, maps), "latent_valid": mask}
         conditions = encode_conditions(self.vae, self.pipeline.image_encoder, pixels, len(pixels))

@@ -22,12 +22,13 @@ from marigold_uq.randomness import member_seed
 from marigold_uq.training.checkpoint import load_states, safe_folder, write_average, write_task_states
 from marigold_uq.training.config import TrainingConfig
 from marigold_uq.training.interrupt import InterruptGuard
+from marigold_uq.training.optimizer import make_optimizer
 from marigold_uq.training.order import BatchPlan, steps_of_run
 from marigold_uq.training.run_folder import CHECKPOINT, RunFolder, checkpoint_step
 from marigold_uq.training.task import TrainingTask
 from marigold_uq.training.tracking import installed_tracker, log_numbers, log_pictures, start_trackers
 
-__all__ = ["NonFiniteLossError", "Trainer", "TrainingResult", "make_accelerator"]
+__all__ = ["NonFiniteLossError", "Trainer", "TrainingResult", "make_accelerator", "reading_workers"]
 
 
 class NonFiniteLossError(FloatingPointError):
@@ -49,6 +50,9 @@ def make_accelerator(config: TrainingConfig) -> Accelerator:
     Buffers are not exchanged: that would be one more exchange per forward pass, and processes may differ in their
     number (pictures of several sizes).
     """
+    if config.allow_tf32:
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.allow_tf32 = True
     if AcceleratorState._shared_state and AcceleratorState().mixed_precision != config.mixed_precision:
         AcceleratorState._reset_state()  # of an earlier run in this process: accelerate would keep its precision
     return Accelerator(
@@ -58,6 +62,16 @@ def make_accelerator(config: TrainingConfig) -> Accelerator:
         project_dir=str(config.output),
         kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
     )
+
+
+def reading_workers(config: TrainingConfig, accelerator: Accelerator) -> int:
+    """Processes that read data for this one; by default none on a CPU, and a fair share of the cores on a GPU."""
+    if config.num_workers is not None:
+        return config.num_workers
+    if accelerator.device.type == "cpu":
+        return 0
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", accelerator.num_processes))
+    return max(1, min(8, (os.cpu_count() or 1) // local - 1))
 
 
 class Trainer:
@@ -70,10 +84,7 @@ class Trainer:
         self.folder = RunFolder(config.output)
         set_seed(config.seed, device_specific=True)  # for dropout alone; everything else has generators
         self.trainable = _prepare_network(task, config)
-        rate = config.optimizer
-        optimizer = torch.optim.AdamW(
-            self.trainable, lr=rate.learning_rate, betas=(rate.beta1, rate.beta2), weight_decay=rate.weight_decay
-        )
+        optimizer = make_optimizer(self.trainable, config.optimizer, self.accelerator.device)
         with warnings.catch_warnings():  # torch renames the option, accelerate passes it by its old name
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
             self.network, self.optimizer = self.accelerator.prepare(task.network, optimizer)
@@ -166,7 +177,8 @@ class Trainer:
             self.plan,
             start_step=start,
             max_steps=config.max_steps,
-            num_workers=config.num_workers,
+            num_workers=reading_workers(config, self.accelerator),
+            pin_memory=self.accelerator.device.type == "cuda",
             seed=config.seed,
             collate=self.task.collate,
         )
@@ -320,7 +332,7 @@ class Trainer:
 
 
 def _prepare_network(task: TrainingTask, config: TrainingConfig) -> list[torch.nn.Parameter]:
-    """Training mode (a loaded network is in evaluation mode), gradient checkpointing; the parameters that learn."""
+    """Training mode (a loaded network is in evaluation mode), checkpointing, compiling; the parameters that learn."""
     task.network.train()
     if config.gradient_checkpointing:
         if not hasattr(task.network, "enable_gradient_checkpointing"):
@@ -328,6 +340,8 @@ def _prepare_network(task: TrainingTask, config: TrainingConfig) -> list[torch.n
                 f"{type(task.network).__name__} cannot checkpoint gradients: set gradient_checkpointing off"
             )
         task.network.enable_gradient_checkpointing()  # type: ignore[operator]
+    if config.compile != "no":
+        task.network.compile(backend=config.compile)  # in place: weights keep their names
     trainable = [parameter for parameter in task.network.parameters() if parameter.requires_grad]
     if not trainable:
         raise ValueError("no parameter of the network requires a gradient: there is nothing to train")

@@ -130,7 +130,7 @@ def encode_map(vae: Any, places: Tensor, batch_size: int | None = None) -> Tenso
     return encode_pixels(vae, values.expand(-1, 3, -1, -1), batch_size)
 
 
-# ------------------------------------------------------------------------------------------------ pipelines and baselines
+# ----------------------------------------------------------------------------------------------- pipelines and baselines
 
 
 def give_baseline(pipeline: MarigoldUQDepthPipeline, baseline: DepthBaseline) -> None:
@@ -144,8 +144,8 @@ def give_baseline(pipeline: MarigoldUQDepthPipeline, baseline: DepthBaseline) ->
     config = pipeline.scheduler.config
     if config.get("prediction_type") == "epsilon":
         raise ValueError(
-            "residuals start where nothing is left over, which a network that predicts epsilon cannot say; start from a "
-            "model of prediction_type 'v_prediction' or 'sample'"
+            "residuals start where nothing is left over, which a network that predicts epsilon cannot say; start from "
+            "a model of prediction_type 'v_prediction' or 'sample'"
         )
     head = {"num_components": config.num_components, "rank": config.rank}
     if config.noise_family != "point":

@@ -109,8 +109,10 @@ class _SceneShards(Shards):
 
 
 class LatentShards(Shards):
-    """Encoded samples: image_latent, depth_latent (C, h, w) float16 and latent_valid (1, h, w); baseline_latent too
-    where there is a baseline."""
+    """Encoded samples: image_latent, depth_latent and baseline_latent (C, h, w) float16, and latent_valid (1, h, w).
+
+    There is a baseline_latent where there is a baseline.
+    """
 
 
 class RenderedScenes(DepthDataset):
