@@ -75,7 +75,8 @@ def cache_latents(
         batch_size: Samples per call of the networks.
         num_workers: Processes that read samples.
         check: Read finished shards again, and make those anew whose hashes differ.
-        process, processes: Every n-th shard is this process's.
+        process: Number of this process among those that share the work.
+        processes: How many there are; every n-th shard is this one's.
     """
     make_folder(folder)
     augmented = AugmentedDataset(dataset, transform, seed)

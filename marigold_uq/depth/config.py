@@ -131,6 +131,8 @@ class DepthTrainConfig:
         selection: How start.noise_family "auto" is chosen, on the pictures of `validation`.
         training: The loop.
         push_to_hub: Hub repository for the finished model, for instance me/my-depth.
+        dry_run: Train nothing: read 100 samples through every stage, say how long each takes, what the run will need,
+            and what would stop it later.
     """
 
     start: StartConfig = field(default_factory=StartConfig)
@@ -146,6 +148,7 @@ class DepthTrainConfig:
     selection: SelectionConfig = field(default_factory=SelectionConfig)
     training: TrainingConfig = field(default_factory=lambda: TrainingConfig(output=Path("runs/depth")))
     push_to_hub: str | None = None
+    dry_run: bool = False
 
     def __post_init__(self) -> None:
         if self.trainable == "head" and self.training.optimizer.weight_decay:

@@ -44,7 +44,14 @@ DEFAULTS: dict[str, Any] = {"default_denoising_steps": 4, "default_processing_re
 
 
 def run_training(config: DepthTrainConfig, invocation: Invocation) -> int:
-    """The command `train/train_depth.py`: 0 when finished, 130 when interrupted (the same command resumes)."""
+    """The command `train/train_depth.py`: 0 when finished, 130 when interrupted (the same command resumes).
+
+    With dry_run 0 if nothing would stop the run, else 1.
+    """
+    if config.dry_run:
+        from marigold_uq.depth.dry_run import dry_run
+
+        return dry_run(config)
     return 0 if train_depth(config, invocation.config).finished else INTERRUPTED
 
 

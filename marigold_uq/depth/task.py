@@ -50,12 +50,24 @@ class PictureTask(TrainingTask):
         names = {place: str(name) for places, part in batch for place, name in zip(places, part["name"], strict=True)}
         return [names[place] for place in sorted(names)]
 
+    can_rehearse = True
+
     def losses(self, network: nn.Module, batch: Batch, generators: list[torch.Generator]) -> Tensor:
         """Score of the predicted distribution against the drawn target, one number per sample."""
+        losses, residuals = self._scored(network, batch, generators)
+        self.objective.note(residuals)
+        return losses
+
+    def rehearse(self, network: nn.Module, batch: Batch, generators: list[torch.Generator]) -> Tensor:
+        """The same, without a note of the residuals."""
+        return self._scored(network, batch, generators)[0]
+
+    def _scored(self, network: nn.Module, batch: Batch, generators: list[torch.Generator]) -> tuple[Tensor, Tensor]:
+        """Losses (B,) and residual rows (B, 3), in the order of the batch."""
         parts = [self._part(network, part, [generators[place] for place in places]) for places, part in batch]
         order = torch.tensor([place for places, _ in batch for place in places], device=self.device).argsort()
-        self.objective.note(torch.cat([residuals for _, residuals in parts])[order])
-        return torch.cat([losses for losses, _ in parts])[order]
+        losses, residuals = (torch.cat(columns)[order] for columns in zip(*parts, strict=True))
+        return losses, residuals
 
     @abstractmethod
     def _part(
@@ -126,6 +138,11 @@ class DepthTask(PictureTask):
         encoded = self.encoder.encode(batch)
         denoiser = self.pipeline.denoiser(encoded.condition, network)
         return self.objective.losses(denoiser, encoded.target, generators, encoded.mask)
+
+    def frozen_networks(self) -> list[nn.Module]:
+        """Autoencoder, image encoder and baseline."""
+        parts = {self.encoder.vae, self.pipeline.vae, self.pipeline.image_encoder, self.pipeline.baseline}
+        return [part for part in parts if part is not None]
 
     def states(self) -> list[Stateful]:
         """The running bandwidth, and the scale of what the baseline leaves over."""

@@ -21,6 +21,7 @@ from tqdm.auto import tqdm
 from marigold_uq.randomness import member_seed
 from marigold_uq.training.checkpoint import load_states, safe_folder, write_average, write_task_states
 from marigold_uq.training.config import TrainingConfig
+from marigold_uq.training.estimate import Estimate, memory_of, peak_memory, rehearse
 from marigold_uq.training.interrupt import InterruptGuard
 from marigold_uq.training.optimizer import make_optimizer
 from marigold_uq.training.order import BatchPlan, steps_of_run
@@ -95,6 +96,9 @@ class Trainer:
     def run(self, description: str = "training", config_text: str = "") -> TrainingResult:
         """Train to max_steps, from the newest checkpoint where there is one, and save the model."""
         start = self._prepare_run(config_text)
+        if start < self.config.max_steps:
+            estimate = self.estimate(start)
+            self.accelerator.print("\n".join(estimate.lines()))
         self._catch_up_validation(start)
         try:
             step = start if self._ends_early() else self._train(start, description)
@@ -109,6 +113,20 @@ class Trainer:
         self._report_problems()
         self._close()
         return TrainingResult(step, finished, self.config.output)
+
+    def estimate(self, start: int = 0) -> Estimate:
+        """What the rest of the run needs, from one micro batch that changes nothing; all processes together."""
+        task, config = self.task, self.config
+        rehearsal = rehearse(task, self.network, self.plan, self.accelerator, config.seed)
+        return Estimate(
+            memory_of(self.accelerator.unwrap_model(self.network), config, task.frozen_networks()),
+            peak_memory(self.accelerator.device),
+            rehearsal,
+            self.plan,
+            config.max_steps - start,
+            reading_workers(config, self.accelerator),
+            config,
+        )
 
     def _train(self, start: int, description: str) -> int:
         """All steps from `start` to the end or to an interruption; the number of steps done."""

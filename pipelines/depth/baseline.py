@@ -26,8 +26,15 @@ if TYPE_CHECKING:
     from marigold_uq.pipelines.depth.pipeline import MarigoldUQDepthPipeline
 
 __all__ = [
-    "Anchor", "Frame", "anchor_pictures", "anchored", "check_baseline", "decode_anchored", "encode_map", "give_baseline",
-]  # fmt: skip
+    "Anchor",
+    "Frame",
+    "anchor_pictures",
+    "anchored",
+    "check_baseline",
+    "decode_anchored",
+    "encode_map",
+    "give_baseline",
+]
 
 ROOM = 0.1
 """What a frame has beyond the map at either end, as a share of the map's range."""
@@ -130,7 +137,7 @@ def encode_map(vae: Any, places: Tensor, batch_size: int | None = None) -> Tenso
     return encode_pixels(vae, values.expand(-1, 3, -1, -1), batch_size)
 
 
-# ----------------------------------------------------------------------------------------------- pipelines and baselines
+# ---------------------------------------------------------------------------------------------- pipelines and baselines
 
 
 def give_baseline(pipeline: MarigoldUQDepthPipeline, baseline: DepthBaseline) -> None:

@@ -193,7 +193,7 @@ def test_mixed_sizes_are_refused_with_advice(tmp_path: Path) -> None:
                 sample.update({key: sample[key][..., :32] for key in ("image", "depth", "valid")})  # type: ignore[misc]
             return sample
 
-    with pytest.raises(ValueError, match="give transform.size"):
+    with pytest.raises(ValueError, match=r"give transform\.size"):
         fill(tmp_path / "cache", pipeline_around(None), Mixed())
 
 

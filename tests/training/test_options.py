@@ -1,4 +1,4 @@
-"""Options of the loop that change how fast it is and not what it learns: workers, compiling, kernels of the optimiser."""
+"""Options of the loop that change how fast it is and not what it learns: workers, compiling, kernels."""
 
 import os
 from pathlib import Path

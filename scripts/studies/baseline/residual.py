@@ -43,7 +43,7 @@ from marigold_uq.training.objective import ObjectiveConfig
 
 EDGE = 128
 """Longer edge of the scenes."""
-BATCH = 16
+BATCH = 8
 MEASURES = ("abs_relative_difference", "delta1", "crps", "relative_crps", "coverage", "interval_width", "spearman")
 
 
@@ -65,8 +65,8 @@ class Study:
     scenes: Path
     baseline: str = "shrunken"
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
-    steps: int = 500
-    baseline_steps: int = 250
+    steps: int = 150
+    baseline_steps: int = 200
     stage: str | None = None
 
     @property
@@ -117,7 +117,7 @@ def training(output: Path, steps: int, seed: int) -> TrainingConfig:
 
 
 def cache(study: Study, folder: Path, baseline: str | None) -> None:
-    """Latents of the training scenes, each twice: flips are drawn anew."""
+    """Latents of the training scenes."""
     run_cache(
         CacheOptions(
             output=folder,
@@ -125,7 +125,6 @@ def cache(study: Study, folder: Path, baseline: str | None) -> None:
             baseline=baseline,
             data=[DataPart("scenes", str(study.scenes / "train"))],
             transform=DepthTransform(flip=0.5),
-            variants=2,
             shard_size=160,
             num_workers=0,
             device="cpu",
@@ -154,7 +153,7 @@ def evaluate(study: Study, model: Path, output: Path, uncertainty: str) -> None:
             DepthCalibration(
                 model=str(model),
                 output=output.with_name(output.name + "-calibrated"),
-                data=DataOptions("scenes", str(study.scenes / "validation")),
+                data=DataOptions("scenes", str(study.scenes / "validation"), limit=40),
                 modes=["trajectory"],
                 device="cpu",
             )
@@ -185,7 +184,7 @@ def stages(study: Study) -> dict[str, Callable[[], None]]:
             root / f"residual-{seed}", root / "residual-latents", LARGE, "gaussian", study.steps, seed, name
         )
         found[f"without-{seed}"] = lambda seed=seed: train(
-            root / f"without-{seed}", root / "latents", LARGE, "gaussian", equal_steps(study), seed, None
+            root / f"without-{seed}", root / "latents", LARGE, "gaussian", equal_steps(study, seed), seed, None
         )
         for arm in ("residual", "without"):
             found[f"score-{arm}-{seed}"] = lambda arm=arm, seed=seed: evaluate(
@@ -204,10 +203,10 @@ def alone(study: Study) -> None:
     evaluate(study, folder, study.folder / "scores-alone", "none")
 
 
-def equal_steps(study: Study) -> int:
+def equal_steps(study: Study, seed: int) -> int:
     """Steps without a baseline that take the processor time of the residual's, its longer caching included."""
     cost = {stage: _record(study.folder / f"{stage}.json")["seconds"] for stage in ("cache", "cache-residual")}
-    residual = _record(study.folder / f"residual-{study.seeds[0]}.json")["seconds"]
+    residual = _record(study.folder / f"residual-{seed}.json")["seconds"]
     extra = (cost["cache-residual"] - cost["cache"]) / residual
     return math.ceil(study.steps * (1 + max(extra, 0.0)))
 
