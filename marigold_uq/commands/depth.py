@@ -45,6 +45,9 @@ class DepthOptions:
         output: Folder for the results; it is created.
         sample: Use the pictures that come with the package instead of `images`.
         model: "embedded" (inside the package), a folder, or a Hub name such as prs-eth/marigold-depth-v1-1.
+        baseline: A depth model of others: a folder or Hub name of a depth model of transformers, or the name of a
+            registered function (see --import). A model that learnt what it leaves over takes it in place of the one it
+            names, which must have the same weights; with "embedded" it is that model's depth, without uncertainty.
         device: "auto", "cpu", "cuda", "cuda:1", "mps".
         dtype: float32, float16 or bfloat16; half precision is for GPUs.
         variant: Weight files of a Hub checkpoint, for instance fp16.
@@ -69,6 +72,7 @@ class DepthOptions:
     output: Path = Path("out")
     sample: bool = False
     model: str = "embedded"
+    baseline: str | None = None
     device: str = "auto"
     dtype: Dtype = "float32"
     variant: str | None = None
@@ -91,7 +95,9 @@ def run_depth(options: DepthOptions, invocation: Invocation | None = None) -> in
     """Process everything; 0 if all went well, 1 if some image failed. What makes all of it impossible is an error."""
     videos, files = find_inputs(options)
     check_output(options.output)
-    pipeline = load_pipeline(options.model, device=options.device, dtype=options.dtype, variant=options.variant)
+    pipeline = load_pipeline(
+        options.model, device=options.device, dtype=options.dtype, variant=options.variant, baseline=options.baseline
+    )
     plan = Plan.of(options, pipeline)
     check_sources(files, plan)
     failures: list[Failure] = []
@@ -309,6 +315,7 @@ def make_record(
             "units": "metric" if metric else "relative",
             "prediction_type": pipeline.config.prediction_type,
             "model": plan.options.model,
+            **({} if pipeline.baseline is None else {"baseline": pipeline.baseline.config.name}),
             "uncertainty": plan.call.mode or "none",
             "ensemble_size": plan.call.num_members,
             "num_inference_steps": plan.call.num_steps,

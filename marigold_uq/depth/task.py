@@ -154,7 +154,7 @@ class DepthTask(PictureTask):
         trained = self.pipeline.unet
         self.pipeline.vae.to(memory_format=torch.contiguous_format)  # the only one that safetensors writes
         try:
-            self.pipeline.register_modules(unet=plain_network(trained))
+            self.pipeline.register_modules(unet=plain_network(network))
             self.pipeline.save_pretrained(folder)
         finally:
             self.pipeline.register_modules(unet=trained)

@@ -23,6 +23,7 @@ from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
 from marigold_uq.pipelines.depth.images import to_uint8
 from marigold_uq.pipelines.depth.output import MarigoldUQDepthOutput
 from marigold_uq.training.selection import SelectionConfig, sample_unit_scores
+from marigold_uq.training.sharding import is_sharded
 
 Scores = dict[str, float]
 
@@ -38,6 +39,8 @@ class DepthValidation:
         pipeline.set_progress_bar_config(disable=True)
         everyone = range(min(self.config.num_samples, len(self.dataset)))
         own = everyone[self.accelerator.process_index :: self.accelerator.num_processes]
+        if is_sharded(self.accelerator):
+            own = everyone
         scored = dict(gather_object([(index, self._score(pipeline, index, pictures)) for index in own]))
         return {f"validation/{name}": float(np.mean([scored[i][name] for i in everyone])) for name in scored[0]}
 

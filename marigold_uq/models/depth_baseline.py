@@ -390,9 +390,13 @@ class DepthBaseline(ModelMixin, ConfigMixin):
         pretrained_model_name_or_path: str | Path,
         subfolder: str | None = None,
         dtype: torch.dtype | None = None,
+        name: str | None = None,
         **options: Any,
     ) -> Self:
-        """What `save_pretrained` wrote; weights other than those it was saved with are an error."""
+        """What `save_pretrained` wrote; weights other than those it was saved with are an error.
+
+        `name` is where the same model lies now, in place of what a reference says.
+        """
         folder = Path(pretrained_model_name_or_path) / (subfolder or "")
         config = cls.load_config(folder)
         baseline = cls.from_config(config)
@@ -400,7 +404,10 @@ class DepthBaseline(ModelMixin, ConfigMixin):
         if own.kind not in OPENERS:
             raise ValueError(f"unknown kind of baseline {own.kind!r}; known: {', '.join(sorted(OPENERS))}")
         given = {**(own.options or {}), "space": own.space, "metric": own.metric}
-        if own.stored == "value":
+        if name is not None:
+            baseline.register_to_config(name=name, kind=_kind_of(name), revision=None, stored="reference")
+            network = OPENERS[own.kind](name, None, given)
+        elif own.stored == "value":
             network = OPENERS[own.kind](str(folder / _NETWORK), None, given)
         else:
             network = OPENERS[own.kind](own.name, own.revision, given)

@@ -104,7 +104,7 @@ def rehearse(task: Any, network: nn.Module, plan: BatchPlan, accelerator: Any, s
     reading = time.perf_counter() - started
     device = accelerator.device
     computing = 0.0
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), accelerator.no_sync(network):
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
         for _ in range(2):  # the first also loads kernels, and compiles
             generators = [torch.Generator().manual_seed(seed) for _ in range(plan.micro)]
             _synchronise(device)

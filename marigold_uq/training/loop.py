@@ -26,6 +26,7 @@ from marigold_uq.training.interrupt import InterruptGuard
 from marigold_uq.training.optimizer import make_optimizer
 from marigold_uq.training.order import BatchPlan, steps_of_run
 from marigold_uq.training.run_folder import CHECKPOINT, RunFolder, checkpoint_step
+from marigold_uq.training.sharding import gathered, prepare_sharding, whole_copy, whole_number
 from marigold_uq.training.task import TrainingTask
 from marigold_uq.training.tracking import installed_tracker, log_numbers, log_pictures, start_trackers
 
@@ -56,13 +57,15 @@ def make_accelerator(config: TrainingConfig) -> Accelerator:
         torch.backends.cudnn.allow_tf32 = True
     if AcceleratorState._shared_state and AcceleratorState().mixed_precision != config.mixed_precision:
         AcceleratorState._reset_state()  # of an earlier run in this process: accelerate would keep its precision
-    return Accelerator(
+    accelerator = Accelerator(
         mixed_precision=config.mixed_precision,
         cpu=config.cpu or not torch.accelerator.is_available(),  # else accelerate forgets the other processes
         log_with=installed_tracker(config.tracker),
         project_dir=str(config.output),
         kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
     )
+    prepare_sharding(accelerator, config)
+    return accelerator
 
 
 def reading_workers(config: TrainingConfig, accelerator: Accelerator) -> int:
@@ -85,10 +88,12 @@ class Trainer:
         self.folder = RunFolder(config.output)
         set_seed(config.seed, device_specific=True)  # for dropout alone; everything else has generators
         self.trainable = _prepare_network(task, config)
+        self._whole = whole_copy(self.accelerator, task.network)
         optimizer = make_optimizer(self.trainable, config.optimizer, self.accelerator.device)
         with warnings.catch_warnings():  # torch renames the option, accelerate passes it by its old name
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
             self.network, self.optimizer = self.accelerator.prepare(task.network, optimizer)
+        self.trainable = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
         self.ema = EMAModel(self.trainable, decay=config.ema_decay) if config.ema_decay else None
         self._states = task.states()
         self._validated = 0  # the last validation that the states have taken in
@@ -211,7 +216,7 @@ class Trainer:
         loss, num_bad, stop = self._mean_over_processes(losses.mean(), (~losses.isfinite()).any(), guard.requested)
         if num_bad:
             self._stop_at_non_finite(step, batches, ~losses.isfinite(), "loss")
-        norm = float(self.accelerator.clip_grad_norm_(self.trainable, rate.max_grad_norm or float("inf")))
+        norm = whole_number(self.accelerator.clip_grad_norm_(self.trainable, rate.max_grad_norm or float("inf")))
         if self.accelerator.scaler is None and not norm < float("inf"):  # a scaler leaves such steps out itself
             self._stop_at_non_finite(step, batches, torch.ones_like(losses, dtype=torch.bool), "gradient")
         self.optimizer.step()
@@ -337,9 +342,12 @@ class Trainer:
 
     def _save_model(self, step: int) -> None:
         """The finished model and the step it is from; one that is there already, of the same step, stays."""
-        if self.accelerator.is_main_process and self.folder.model_step() != step:
-            with self.averaged_weights(), self.folder.new_model(step) as folder:
-                self.task.save(self.accelerator.unwrap_model(self.network), folder)
+        is_new = self.accelerator.is_main_process and self.folder.model_step() != step
+        with self.averaged_weights():
+            network = gathered(self.accelerator, self.network, self._whole)
+            if is_new:
+                with self.folder.new_model(step) as folder:
+                    self.task.save(network, folder)
         self.accelerator.wait_for_everyone()
 
     def _report_problems(self) -> None:

@@ -348,3 +348,32 @@ def test_half_precision_and_a_calibration_survive(models, start, tmp_path):
     whole = pipeline(picture(28, 28), **RESOLUTION, generator=generator()).prediction
     half = again(picture(28, 28), **RESOLUTION, generator=generator()).prediction
     assert np.abs(half.astype(np.float32) - whole).mean() < 0.05
+
+
+def test_the_command_takes_a_baseline(models, start, tmp_path, capsys):
+    """Alone its map, without uncertainty; around a trained model another copy of its own, and no other."""
+    from PIL import Image
+
+    from marigold_uq.cli import main
+
+    image = tmp_path / "photo.png"
+    Image.fromarray((255 * picture(32, 64)).astype(np.uint8)).save(image)
+    common = [str(image), "--device", "cpu", "--formats", "npz", "--processing_resolution", "0"]
+    assert main(["depth", *common, "--baseline", models["glpn"], "-o", str(tmp_path / "alone")]) == 0
+    found = np.load(next((tmp_path / "alone").glob("*.npz")))
+    pixels = 2 * torch.from_numpy(np.asarray(Image.open(image)) / np.float32(255)).permute(2, 0, 1)[None] - 1
+    with torch.no_grad():
+        expected = DepthBaseline.open(models["glpn"])(pixels)[0, 0]
+    np.testing.assert_allclose(found["depth"], expected, rtol=1e-4)
+    assert "uncertainty" not in found
+
+    around(models, start, "glpn").save_pretrained(tmp_path / "model")
+    copy = write_model("glpn", tmp_path / "copy")
+    trained = [*common, "--model", str(tmp_path / "model"), "--ensemble_size", "3", "-o", str(tmp_path / "around")]
+    assert main(["depth", *trained, "--baseline", copy]) == 0
+    assert np.load(next((tmp_path / "around").glob("*.npz")))["uncertainty"].min() > 0
+    assert main(["depth", *trained, "--overwrite", "--baseline", models["dpt"]]) == 2
+    assert "does not hold the weights" in capsys.readouterr().err
+    plain = [*common, "--model", start, "-o", str(tmp_path / "plain"), "--baseline", copy]
+    assert main(["depth", *plain]) == 2
+    assert "has no baseline: train one" in capsys.readouterr().err
