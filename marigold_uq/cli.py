@@ -98,6 +98,11 @@ COMMANDS: dict[str, Command | Group] = {
         "marigold_uq.depth.calibration:run_intervals",
         "intervals for new depth maps made by others, by a stored calibration",
     ),
+    "cache": Command(
+        "marigold_uq.commands.cache:CacheOptions",
+        "marigold_uq.commands.cache:run_cache",
+        "keep latents of training data on disk, for a model and its baseline",
+    ),
     "card": Command(
         "marigold_uq.commands.card:CardOptions",
         "marigold_uq.commands.card:run_card",

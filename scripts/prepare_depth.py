@@ -1,16 +1,21 @@
-"""Describe the layout of each depth data set, and check a copy of it: what is missing, what is broken, where to get it.
+r"""Describe the layout of each depth data set, and check a copy: what is missing, what is broken, where to get it.
 
     python scripts/prepare_depth.py                              # describe all data sets
     python scripts/prepare_depth.py --name kitti_eigen
     python scripts/prepare_depth.py --name nyu --root data/nyu.tar --filenames lists/nyu_test.txt      # check a copy
     python scripts/prepare_depth.py --name folder --root data/mine --depth_scale 1000 --decode all
 
-The exit code is 0 if everything needed is there, 1 otherwise. Nothing is written.
+    python scripts/prepare_depth.py --name vkitti2 --root data/vkitti2 --match "rgb/Scene(01|02|06|18)/" \
+        --write_list data/vkitti2/filename_list_train.txt
+
+The exit code is 0 if everything needed is there, 1 otherwise. Nothing but a list that is asked for is written.
 """
 
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from tqdm import tqdm
@@ -21,10 +26,12 @@ from marigold_uq.depth.data import (
     DepthDataError,
     ImageDepthFolder,
     LayoutReport,
+    ListedDepth,
     check_layout,
     check_samples,
     describe,
 )
+from marigold_uq.files import atomic_path
 
 FOLDER = (
     "folder: your own images and depth\n"
@@ -45,6 +52,8 @@ class PrepareOptions:
         decode: Samples to decode, or all.
         examples: Examples to print for each kind of problem.
         depth_scale: For folder only: depth = stored value / depth_scale.
+        write_list: Filename list to write: of the samples whose files are there.
+        match: Only samples whose image path holds this regular expression come into the list.
     """
 
     name: str | None = None
@@ -53,12 +62,16 @@ class PrepareOptions:
     decode: int | Literal["all"] = 8
     examples: int = 5
     depth_scale: float | None = None
+    write_list: Path | None = None
+    match: str = ""
 
     def __post_init__(self) -> None:
         if self.name is not None and self.name not in (*SPECS, "folder"):
             raise ValueError(f"unknown data set {self.name!r}; known: {', '.join(SPECS)}, folder")
         if self.root is not None and self.name is None:
             raise ValueError("a copy is checked by name: give --name beside --root")
+        if self.write_list is not None and (self.root is None or self.name == "folder"):
+            raise ValueError("a list is written of a data set's copy: give --name (not folder) and --root beside it")
 
 
 def check(name: str, root: str, options: PrepareOptions) -> LayoutReport:
@@ -77,6 +90,25 @@ def check(name: str, root: str, options: PrepareOptions) -> LayoutReport:
     return check_samples(dataset, "image and depth folder", root, num_decode=count, progress=progress)
 
 
+def write_list(options: PrepareOptions) -> int:
+    """A filename list of the samples that are whole and match; 1 if there are none."""
+    assert options.name is not None
+    assert options.root is not None
+    assert options.write_list is not None
+    data = ListedDepth(SPECS[options.name], options.root, options.filenames)
+    chosen = [
+        [path for _, path in entry.files()]
+        for entry in data.entries
+        if re.search(options.match, entry.image) and all(data.storage.contains(path) for _, path in entry.files())
+    ]
+    print(f"{options.write_list}: {len(chosen)} of {len(data.entries)} samples")
+    if not chosen:
+        return 1
+    with atomic_path(options.write_list) as temporary:
+        temporary.write_text("".join(" ".join(files) + "\n" for files in chosen), encoding="utf-8")
+    return 0
+
+
 def explain(name: str) -> str:
     """The expected layout of one data set."""
     return FOLDER if name == "folder" else describe(SPECS[name])
@@ -87,6 +119,8 @@ def run(options: PrepareOptions, invocation: Invocation) -> int:
     if options.root is None or options.name is None:
         print("\n\n".join(explain(name) for name in ([options.name] if options.name else [*SPECS, "folder"])))
         return 0
+    if options.write_list is not None:
+        return write_list(options)
     report = check(options.name, options.root, options)
     print(report.text(options.examples))
     if not report.ok:

@@ -27,6 +27,9 @@ class DepthOptions:
         output: Folder for the results; it is created. Names mirror those of the files below the folders given.
         sample: Use the pictures that come with the package instead of `images`.
         model: "embedded" (inside the package), a folder, or a Hub name such as prs-eth/marigold-depth-v1-1.
+        baseline: A depth model of others: a folder or Hub name of a depth model of transformers, or the name of a
+            registered function (see --import). A model that learnt what it leaves over takes it in place of the one it
+            names, which must have the same weights; with "embedded" it is that model's depth, without uncertainty.
         device: "auto", "cpu", "cuda", "cuda:1", "mps".
         dtype: float32, float16 or bfloat16; half precision is for GPUs.
         variant: Weight files of a Hub checkpoint, for instance fp16.
@@ -59,6 +62,7 @@ class DepthOptions:
     output: Path = Path("out")
     sample: bool = False
     model: str = "embedded"
+    baseline: str | None = None
     device: str = "auto"
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     variant: str | None = None

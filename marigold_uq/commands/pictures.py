@@ -51,7 +51,13 @@ def run(options: DepthOptions) -> int:
     work = find_work(options)
     check_output(options.output)
     with leave_at_once():
-        pipeline = load_pipeline(options.model, device=options.device, dtype=options.dtype, variant=options.variant)
+        pipeline = load_pipeline(
+            options.model,
+            device=options.device,
+            dtype=options.dtype,
+            variant=options.variant,
+            baseline=options.baseline,
+        )
     plan = Plan.of(options, pipeline)
     check_sources(work, plan)
     todo = check_outputs(share_of_process(work), plan)
@@ -142,6 +148,7 @@ class Plan:
         points = options.metric_points
         return {
             "model": identify_model(options.model, options.variant),
+            **({} if options.baseline is None else {"baseline": identify_model(options.baseline)}),
             "dtype": options.dtype,
             "uncertainty": call.mode or "none",
             "ensemble_size": call.num_members,

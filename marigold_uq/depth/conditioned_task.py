@@ -147,16 +147,12 @@ class ConditionedTask(PictureTask):
 
     def _targets(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Depth normalised as the pipeline predicts it, and where it is known."""
-        step = self._pixels_per_value if "image" in batch else 1  # kept depth has one value for each that is decoded
+        step = (
+            self.decoder.pixels_per_value if "image" in batch else 1
+        )  # kept depth has one value for each that is decoded
         depth, valid = batch["depth"][..., ::step, ::step].float(), batch["valid"][..., ::step, ::step]
         maps = [normalize_depth(own, there)[0] for own, there in zip(depth, valid, strict=True)]
         return torch.stack(maps).to(self.device), valid.to(self.device)
-
-    @property
-    def _pixels_per_value(self) -> int:
-        """How many pixels of the picture's edge there are for a value that is decoded."""
-        config = self.decoder.config
-        return int(config.cell) // (self.decoder.parts * int(config.upsampling))
 
     def _seen(self, batch: dict[str, Any]) -> Seen:
         if "image" in batch:

@@ -121,6 +121,10 @@ class DepthTrainConfig:
 
     Args:
         start: Where the weights come from, and which distribution they learn to predict.
+        baseline: A depth model of others whose error is learnt: a folder or Hub name of a depth model of transformers,
+            a folder of one of our pipelines, "embedded", or the name of a registered function (see --import).
+        baseline_options: Further arguments of `DepthBaseline.open`: revision, stored ("reference" or "value"), space,
+            metric, and how the model wants its pictures.
         data: Data sets, mixed by probability.
         epoch_length: Samples per epoch of the mixture; None: all sets together, and at least one batch.
         transform: Crops, flips and colour changes.
@@ -132,9 +136,13 @@ class DepthTrainConfig:
         selection: How start.noise_family "auto" is chosen, on the pictures of `validation`.
         training: The loop.
         push_to_hub: Hub repository for the finished model, for instance me/my-depth.
+        dry_run: Train nothing: read 100 samples through every stage, say how long each takes, what the run will need,
+            and what would stop it later.
     """
 
     start: StartConfig = field(default_factory=StartConfig)
+    baseline: str | None = None
+    baseline_options: dict[str, Any] = field(default_factory=dict)
     data: list[DataPart] = field(default_factory=paper_data)
     epoch_length: int | None = None
     transform: DepthTransform = field(default_factory=DepthTransform)
@@ -145,6 +153,7 @@ class DepthTrainConfig:
     selection: SelectionConfig = field(default_factory=SelectionConfig)
     training: TrainingConfig = field(default_factory=lambda: TrainingConfig(output=Path("runs/depth")))
     push_to_hub: str | None = None
+    dry_run: bool = False
 
     def __post_init__(self) -> None:
         if self.trainable == "head" and self.training.optimizer.weight_decay:

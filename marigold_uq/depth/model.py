@@ -11,6 +11,7 @@ import torch
 if TYPE_CHECKING:
     from accelerate import PartialState
 
+    from marigold_uq.models.depth_baseline import DepthBaseline
     from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
 
 Dtype = Literal["float32", "float16", "bfloat16"]
@@ -50,17 +51,43 @@ def check_model_name(name: str) -> None:
         raise FileNotFoundError(f"no model {name!r}: no such folder, and Hub names have the form user/name")
 
 
+def _open_baseline(name: str, model: str) -> DepthBaseline:
+    """Another place of the baseline that a model learnt with."""
+    from marigold_uq.models.depth_baseline import DepthBaseline
+
+    folder = Path(model) / "baseline"
+    if not folder.is_dir():
+        raise ValueError(f"{model} has no baseline: train one around {name} with train_depth.py --baseline {name}")
+    return DepthBaseline.from_pretrained(folder, name=name)
+
+
 def load_pipeline(
-    name: str, *, device: str = "auto", dtype: Dtype = "float32", variant: str | None = None
+    name: str,
+    *,
+    device: str = "auto",
+    dtype: Dtype = "float32",
+    variant: str | None = None,
+    baseline: str | None = None,
 ) -> MarigoldUQDepthPipeline:
-    """The pipeline on its device, its own progress bars off: commands show theirs."""
+    """The pipeline on its device, its own progress bars off: commands show theirs.
+
+    `baseline` takes the place of the one that the model names, and must have its weights; "embedded" around a baseline
+    is that model's map alone.
+    """
     from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
 
     check_model_name(name)
     target = choose_device(device)
     extra = {} if variant is None else {"variant": variant}
     path = str(Path(name).expanduser())
-    pipeline = MarigoldUQDepthPipeline.from_pretrained(path, dtype=getattr(torch, dtype), **extra)
+    options = {"dtype": getattr(torch, dtype), **extra}
+    if baseline is None:
+        pipeline = MarigoldUQDepthPipeline.from_pretrained(path, **options)
+    elif name == "embedded":
+        pipeline = MarigoldUQDepthPipeline.from_baseline(baseline, start=name, noise_family="point", **options)
+    else:
+        found = _open_baseline(baseline, path).to(options["dtype"])
+        pipeline = MarigoldUQDepthPipeline.from_pretrained(path, baseline=found, **options)
     pipeline.set_progress_bar_config(disable=True)
     if target.type == "cpu":
         pipeline.vae.to(memory_format=torch.channels_last)  # convolutions of few channels run faster so

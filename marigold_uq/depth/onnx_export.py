@@ -117,6 +117,8 @@ class OneStepDepth(nn.Module):
 
 def one_step_mode(pipeline: MarigoldUQDepthPipeline) -> str:
     """The mode that the graph computes; a ValueError where one step does not tell what is needed."""
+    if pipeline.baseline is not None:
+        raise ValueError("an ONNX graph holds no baseline: this model needs another one's depth map")
     family = pipeline.scheduler.family
     mode = available_modes(pipeline)[0]
     known = ("gaussian", "low_rank") if mode == "marginal" else ("gaussian",)

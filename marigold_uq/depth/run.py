@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -14,13 +15,16 @@ from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 
 from marigold_uq.commands.runner import INTERRUPTED, Invocation
 from marigold_uq.component_config import store_in_config
+from marigold_uq.depth.cache import check_cache
 from marigold_uq.depth.conditioned_task import ConditionedObjective, ConditionedTask, Learning
 from marigold_uq.depth.config import DataPart, DepthTrainConfig, StartConfig, ValidationConfig
 from marigold_uq.depth.data import AugmentedDataset, LatentShards, MixtureDataset, build_dataset
-from marigold_uq.depth.task import DepthTask, PictureTask
+from marigold_uq.depth.task import DepthTask, PictureTask, measure_residual
 from marigold_uq.depth.validation import DepthValidation, picture_scores
+from marigold_uq.models.depth_baseline import DepthBaseline
 from marigold_uq.models.prompt_embedding import PromptEmbedding
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
+from marigold_uq.pipelines.depth.baseline import give_baseline
 from marigold_uq.schedulers import FRAMEWORKS
 from marigold_uq.schedulers.scheduling_distributional_ddim import DistributionalDDIMScheduler
 from marigold_uq.training.family_runs import choose_family
@@ -41,7 +45,14 @@ DEFAULTS: dict[str, Any] = {"default_denoising_steps": 4, "default_processing_re
 
 
 def run_training(config: DepthTrainConfig, invocation: Invocation) -> int:
-    """The command `train/train_depth.py`: 0 when finished, 130 when interrupted (the same command resumes)."""
+    """The command `train/train_depth.py`: 0 when finished, 130 when interrupted (the same command resumes).
+
+    With dry_run 0 if nothing would stop the run, else 1.
+    """
+    if config.dry_run:
+        from marigold_uq.depth.dry_run import dry_run
+
+        return dry_run(config)
     return 0 if train_depth(config, invocation.config).finished else INTERRUPTED
 
 
@@ -56,12 +67,63 @@ def train_depth(config: DepthTrainConfig, config_text: str = "") -> TrainingResu
             return TrainingResult(0, False, config.training.output)
         config = replace(config, start=replace(config.start, **asdict(chosen)))
     accelerator = make_accelerator(config.training)
-    task = new_task(config, config.start, accelerator.device, make_validation(config.validation, accelerator))
+    task = make_task(config, config.start, accelerator.device, make_validation(config.validation, accelerator))
     is_main = accelerator.is_main_process
     result = Trainer(task, config.training, accelerator).run("depth", config_text)
     if is_main and result.finished:
         _publish(result.folder, config.push_to_hub)
     return result
+
+
+def make_task(
+    config: DepthTrainConfig,
+    start: StartConfig,
+    device: torch.device,
+    validation: DepthValidation | None = None,
+) -> PictureTask:
+    """What the loop trains, from this start; without a baseline an image encoder and its decoder learn too."""
+    seed = config.training.seed
+    pipeline = start_pipeline(start, seed=seed, baseline=config.baseline, baseline_options=config.baseline_options)
+    if pipeline.image_encoder is not None and pipeline.baseline is None:
+        return _conditioned_task(config, pipeline, device, validation)
+    if config.trainable == "frozen_backbone":
+        raise ValueError(f"trainable='frozen_backbone' trains an image encoder beside the U-Net; {start.name} has none")
+    is_large = isinstance(pipeline.vae, AutoencoderKL) and config.training.mixed_precision == "bf16"
+    task = DepthTask(
+        pipeline,
+        training_data(config),
+        config.objective,
+        trainable=config.trainable,
+        lora_rank=config.lora_rank,
+        seed=seed,
+        validation=validation,
+        device=device,
+        encoder_dtype=torch.bfloat16 if is_large else None,
+    )
+    for part in config.data:
+        if part.name == "latents":
+            check_cache(Path(part.root or ""), task.encoder)
+    if pipeline.baseline is not None:
+        measure_residual(task)
+    return task
+
+
+def _conditioned_task(
+    config: DepthTrainConfig,
+    pipeline: MarigoldUQDepthPipeline,
+    device: torch.device,
+    validation: DepthValidation | None,
+) -> ConditionedTask:
+    if config.trainable not in ("full", "frozen_backbone"):
+        raise ValueError(
+            "a model that sees its pictures through an image encoder is trained with trainable 'full' or "
+            f"'frozen_backbone'; got {config.trainable!r}"
+        )
+    objective = ConditionedObjective(score=config.objective.score, score_options=config.objective.score_options)
+    learning: Learning = "all" if config.trainable == "full" else "none"
+    return ConditionedTask(
+        pipeline, training_data(config), objective, backbone=learning, validation=validation, device=device
+    )
 
 
 def choose_depth_family(config: DepthTrainConfig) -> FamilyCandidate | None:
@@ -76,7 +138,7 @@ def choose_depth_family(config: DepthTrainConfig) -> FamilyCandidate | None:
         learning = [one for one in families if one.num_outputs > 1]
         selection = replace(selection, candidates=learning, trunk_steps=0)
     assert config.validation.data is not None  # DepthTrainConfig checks it
-    pictures = _open_part(config.validation.data)
+    pictures = open_part(config.validation.data)
     if len(pictures) < 2:
         raise ValueError(f"noise_family 'auto' compares families on held-out pictures; got {len(pictures)} of them")
     device = make_accelerator(config.training).device
@@ -85,45 +147,19 @@ def choose_depth_family(config: DepthTrainConfig) -> FamilyCandidate | None:
         own = replace(start, **asdict(candidate))
         if trunk is not None:
             own = replace(own, name=str(trunk), kind="pipeline", variant=None, revision=None)
-        return new_task(config, own, device)
+        return make_task(config, own, device)
 
     def score(model: Path) -> torch.Tensor:
         return picture_scores(MarigoldUQDepthPipeline.from_pretrained(model).to(device), pictures, selection, seed)
 
     names = ("start", "transform", "objective")
     facts: dict[str, Any] = {name: asdict(getattr(config, name)) for name in names}
-    facts |= {"data": [asdict(part) for part in config.data], "pictures": asdict(config.validation.data)}
+    facts |= {
+        "baseline": config.baseline,
+        "data": [asdict(part) for part in config.data],
+        "pictures": asdict(config.validation.data),
+    }
     return choose_family(config.training, selection, candidate_task, score, trainable=config.trainable, **facts)
-
-
-def new_task(
-    config: DepthTrainConfig, start: StartConfig, device: torch.device, validation: DepthValidation | None = None
-) -> PictureTask:
-    """What is trained from `start`; a model with an image encoder learns with its encoder and decoder."""
-    pipeline, seed = start_pipeline(start, seed=config.training.seed), config.training.seed
-    if pipeline.image_encoder is None:
-        if config.trainable == "frozen_backbone":
-            raise ValueError(f"trainable='frozen_backbone' is for models with an image encoder; {start.name} has none")
-        return DepthTask(
-            pipeline,
-            training_data(config),
-            config.objective,
-            trainable=config.trainable,
-            lora_rank=config.lora_rank,
-            seed=seed,
-            validation=validation,
-            device=device,
-        )
-    if config.trainable not in ("full", "frozen_backbone"):
-        raise ValueError(
-            f"{start.name} sees its pictures through an image encoder, which is trained with trainable 'full' or "
-            f"'frozen_backbone'; got {config.trainable!r}"
-        )
-    objective = ConditionedObjective(score=config.objective.score, score_options=config.objective.score_options)
-    learning: Learning = "all" if config.trainable == "full" else "none"
-    return ConditionedTask(
-        pipeline, training_data(config), objective, backbone=learning, validation=validation, device=device
-    )
 
 
 def _require_point_start(start: StartConfig) -> None:
@@ -149,8 +185,14 @@ def _publish(folder: Path, repo_id: str | None) -> None:
         print(f"pushed to {push_to_hub(folder, repo_id)}")
 
 
-def start_pipeline(start: StartConfig, *, seed: int = 0) -> MarigoldUQDepthPipeline:
-    """The pipeline training starts from, with the head of its family."""
+def start_pipeline(
+    start: StartConfig,
+    *,
+    seed: int = 0,
+    baseline: str | None = None,
+    baseline_options: Mapping[str, Any] | None = None,
+) -> MarigoldUQDepthPipeline:
+    """The pipeline training starts from, with the head of its family, around a baseline where one is named."""
     source: dict[str, Any] = {"variant": start.variant, "revision": start.revision}
     source = {name: value for name, value in source.items() if value is not None}
     if start.kind == "stable_diffusion":
@@ -164,10 +206,21 @@ def start_pipeline(start: StartConfig, *, seed: int = 0) -> MarigoldUQDepthPipel
         pipeline = new_pipeline(start, seed)
     wanted = {name: getattr(start, name) for name in DEFAULTS}
     pipeline.register_to_config(**{name: value for name, value in wanted.items() if value is not None})
+    add_baseline(pipeline, baseline, baseline_options or {})
     give_family(pipeline, start, start.name, seed)
     if start.eta is not None:
         store_in_config(pipeline.scheduler, eta=start.eta)
     return pipeline
+
+
+def add_baseline(pipeline: MarigoldUQDepthPipeline, name: str | None, options: Mapping[str, Any]) -> None:
+    """Turn the pipeline into one of residuals around the baseline; one that is of this baseline already stays."""
+    if name is None:
+        return
+    if pipeline.baseline is None:
+        give_baseline(pipeline, DepthBaseline.open(name, **options))
+    elif pipeline.baseline.config.name != name:
+        raise ValueError(f"the start has the baseline {pipeline.baseline.config.name!r} already; got baseline={name!r}")
 
 
 class Head(Protocol):
@@ -236,20 +289,22 @@ def training_data(config: DepthTrainConfig) -> Ordered:
     """The mixture of all parts with its augmentation, read in order; ready-made latents come as they are."""
     if not config.data:
         raise ValueError("no training data: give at least one entry under `data`, for instance {name: hypersim, ...}")
-    parts = [_open_part(part) for part in config.data]
+    parts = [open_part(part) for part in config.data]
     seed = config.training.seed
     length = config.epoch_length or max(config.training.batch_size, sum(len(part) for part in parts))
-    mixture = MixtureDataset(parts, [part.probability for part in config.data], length, seed)
+    # Neighbours of one size make whole micro batches, and one network call each.
+    block = config.training.micro_batch_size or 1
+    mixture = MixtureDataset(parts, [part.probability for part in config.data], length, seed, block_size=block)
     if any(isinstance(part, LatentShards) for part in parts):
         return mixture
     return AugmentedDataset(mixture, config.transform, seed)
 
 
-def _open_part(part: DataPart) -> Any:
+def open_part(part: DataPart) -> Any:
     """The data set that a config entry names."""
     return build_dataset(part.name, part.root, part.filenames, **part.options)
 
 
 def make_validation(config: ValidationConfig, accelerator: Accelerator) -> DepthValidation | None:
     """Scores and sheets of held-out pictures, shared out over the processes."""
-    return None if config.data is None else DepthValidation(_open_part(config.data), config, accelerator)
+    return None if config.data is None else DepthValidation(open_part(config.data), config, accelerator)

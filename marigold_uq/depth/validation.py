@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
 from marigold_uq.pipelines.depth.images import to_uint8
 from marigold_uq.pipelines.depth.output import MarigoldUQDepthOutput
 from marigold_uq.training.selection import SelectionConfig, sample_unit_scores
+from marigold_uq.training.sharding import is_sharded
 
 Scores = dict[str, float]
 
@@ -36,6 +39,8 @@ class DepthValidation:
         pipeline.set_progress_bar_config(disable=True)
         everyone = range(min(self.config.num_samples, len(self.dataset)))
         own = everyone[self.accelerator.process_index :: self.accelerator.num_processes]
+        if is_sharded(self.accelerator):
+            own = everyone
         scored = dict(gather_object([(index, self._score(pipeline, index, pictures)) for index in own]))
         return {f"validation/{name}": float(np.mean([scored[i][name] for i in everyone])) for name in scored[0]}
 
@@ -48,7 +53,7 @@ class DepthValidation:
             depth = output.prediction[0, 0].cpu().numpy()
             record = DepthRecord(to_uint8(sample["image"]), depth, spread, metadata={"prediction_type": kind})
             export(record, pictures, f"{index:03d}", ["sheet"], overwrite=True)
-        return _score_sample(output, sample, kind)
+        return _score_sample(output, sample, _space(pipeline))
 
     def _predict(self, pipeline: MarigoldUQDepthPipeline, sample: dict[str, Any]) -> MarigoldUQDepthOutput:
         mode = self.config.uncertainty
@@ -80,7 +85,7 @@ def picture_scores(pipeline: MarigoldUQDepthPipeline, dataset: Any, config: Sele
             seed=seed,
         )
         target, valid = sample["depth"][0].double(), sample["valid"][0]
-        members = _aligned_members(output, sample, pipeline.config.prediction_type)
+        members = _aligned_members(output, sample, _space(pipeline))
         unit = target[valid].std()
         scores.append(sample_unit_scores((members / unit).unsqueeze(1), (target[valid] / unit)[None], config.score)[0])
         name = str(sample["name"])
@@ -103,20 +108,31 @@ def _predict_picture(
     return output
 
 
-def _aligned_members(output: MarigoldUQDepthOutput, sample: dict[str, Any], space: Any) -> Tensor:
-    """The members at valid pixels, (M, N), moved by the prediction's scale and shift."""
+def _space(pipeline: MarigoldUQDepthPipeline) -> Any:
+    """Where predictions are fitted to the truth; None for metres, which are not."""
+    return pipeline.config.prediction_type if pipeline.config.scale_invariant else None
+
+
+def _fit(output: MarigoldUQDepthOutput, sample: dict[str, Any], space: Any) -> Callable[[Tensor], Tensor]:
+    """What brings maps into the target's units: the prediction's scale and shift."""
+    if space is None:
+        return lambda maps: maps
     target, valid = sample["depth"][0].double(), sample["valid"][0]
     scale, shift = least_squares_alignment(output.prediction[0, 0].cpu().double(), target, valid, space=space)
-    return apply_alignment(output.samples[0].cpu().double(), scale, shift, space=space)[:, valid]
+    return partial(apply_alignment, scale=scale, shift=shift, space=space)
+
+
+def _aligned_members(output: MarigoldUQDepthOutput, sample: dict[str, Any], space: Any) -> Tensor:
+    """The members at valid pixels, (M, N), moved by the prediction's scale and shift."""
+    return _fit(output, sample, space)(output.samples[0].cpu().double())[:, sample["valid"][0]]
 
 
 def _score_sample(output: MarigoldUQDepthOutput, sample: dict[str, Any], space: Any = "depth") -> Scores:
     """Depth metrics of the prediction and CRPS of the members, aligned by the prediction's scale and shift."""
     target, valid = sample["depth"][0].double(), sample["valid"][0]
     prediction = output.prediction[0, 0].cpu().double()
-    scale, shift = least_squares_alignment(prediction, target, valid, space=space)
     low, high = 0.5 * target[valid].min(), 2 * target[valid].max()
-    aligned = apply_alignment(prediction, scale, shift, space=space).clamp(low, high)
+    aligned = _fit(output, sample, space)(prediction).clamp(low, high)
     statistics = depth_statistics(aligned, target, valid)
     scores = {"abs_rel": statistics["abs_relative_difference"], "delta1": statistics["delta1"]}
     members = _aligned_members(output, sample, space)

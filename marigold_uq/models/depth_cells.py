@@ -85,6 +85,11 @@ class DepthCells(ModelMixin, ConfigMixin):
         offset = self.config.offset
         return math.log(offset), math.log(1 + offset)
 
+    @property
+    def pixels_per_value(self) -> int:
+        """How many pixels of the picture's edge there are for a value that is decoded."""
+        return int(self.config.cell) // (self.parts * int(self.config.upsampling))
+
     def encode(self, depth: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
         """Maps (B, 1, H, W), of `parts x upsampling` pixels per cell, to latents and their validity (B, C, h, w).
 
@@ -104,7 +109,7 @@ class DepthCells(ModelMixin, ConfigMixin):
         if return_dict:
             raise ValueError("DepthCells.decode returns a tuple: pass return_dict=False")
         coarse = self.upsample(latents, guide)
-        factor = self.config.cell // (self.parts * self.config.upsampling)
+        factor = self.pixels_per_value
         fine = F.interpolate(coarse, scale_factor=float(factor), mode="bilinear") if factor > 1 else coarse
         return (self.to_depth(fine),)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from marigold_uq.component_config import store_in_config
 from marigold_uq.distributions import HeadOptions, family_class
 
-__all__ = ["add_condition_channels", "narrow", "widen"]
+__all__ = ["add_condition_channels", "insert_condition_channels", "narrow", "silence_mean", "widen"]
 
 
 @torch.no_grad()
@@ -33,6 +33,22 @@ def add_condition_channels(unet: Any, condition_channels: int) -> None:
     copies = 1 + condition_channels // channels
     weight = torch.cat([unet.conv_in.weight] * copies, 1) / copies
     _replace(unet, "conv_in", weight, unet.conv_in.bias)
+
+
+@torch.no_grad()
+def insert_condition_channels(unet: Any, count: int, *, before: int) -> None:
+    """New input channels with zero weights before the last `before` ones: the output stays what it was."""
+    weight = unet.conv_in.weight
+    first, last = weight[:, :-before], weight[:, -before:]
+    new = weight.new_zeros(weight.shape[0], count, *weight.shape[2:])
+    _replace(unet, "conv_in", torch.cat([first, new, last], 1), unet.conv_in.bias)
+
+
+@torch.no_grad()
+def silence_mean(unet: Any) -> None:
+    """Set the output of a point predictor to zero, in place; it learns from there."""
+    for parameter in unet.conv_out.parameters():
+        parameter.zero_()
 
 
 @torch.no_grad()

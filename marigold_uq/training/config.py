@@ -30,6 +30,9 @@ class OptimizerConfig:
         beta1: Momentum of the mean.
         beta2: Momentum of the square.
         max_grad_norm: Gradients are clipped to this norm; 0 turns clipping off.
+        kind: "adamw", or "adamw8bit", whose two averages take a quarter of the memory (pip install bitsandbytes; needs
+            a GPU).
+        fused: One kernel for all weights (adamw); None: on GPUs.
     """
 
     learning_rate: float = 3e-5
@@ -41,8 +44,12 @@ class OptimizerConfig:
     beta1: float = 0.9
     beta2: float = 0.999
     max_grad_norm: float = 1.0
+    kind: Literal["adamw", "adamw8bit"] = "adamw"
+    fused: bool | None = None
 
     def __post_init__(self) -> None:
+        if self.fused and self.kind == "adamw8bit":
+            raise ValueError("fused is a choice of adamw; adamw8bit has kernels of its own: leave one of them out")
         for name in ("learning_rate", "final_factor"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive; got {getattr(self, name)}")
@@ -95,7 +102,11 @@ class TrainingConfig:
         resume: "latest" resumes from the newest checkpoint where there is one, "never" refuses a used folder, and a
             path names a checkpoint.
         seed: Everything random follows from it.
-        num_workers: Processes that read data.
+        num_workers: Processes that read data, for each process that trains; they live as long as the run. None: up to
+            8 of the machine's cores where a GPU trains, and none on a CPU, whose cores are busy.
+        allow_tf32: Let float32 products of large matrices be rounded to TF32, on GPUs since Ampere.
+        compile: "no", or a backend of torch.compile, for instance "inductor". Compiling takes minutes, and again for
+            every new size of picture.
         tracker: "tensorboard", "wandb" or "none"; metrics.jsonl is always written.
         cpu: Stay on the CPU even where there is a GPU.
     """
@@ -114,15 +125,19 @@ class TrainingConfig:
     log_every: int = 10
     resume: str = "latest"
     seed: int = 0
-    num_workers: int = 0
+    num_workers: int | None = None
+    allow_tf32: bool = False
+    compile: str = "no"
     tracker: Literal["tensorboard", "wandb", "none"] = "tensorboard"
     cpu: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_steps", "batch_size", "checkpoint_every", "checkpoint_limit", "log_every"):
             _at_least(1, name, getattr(self, name))
-        for name in ("validate_every", "num_workers", "seed"):
+        for name in ("validate_every", "seed"):
             _at_least(0, name, getattr(self, name))
+        if self.num_workers is not None:
+            _at_least(0, "num_workers", self.num_workers)
         if self.micro_batch_size is not None:
             _at_least(1, "micro_batch_size", self.micro_batch_size)
         if not 0 <= self.ema_decay < 1:

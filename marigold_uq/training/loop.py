@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager, nullcontext
@@ -20,13 +21,16 @@ from tqdm.auto import tqdm
 from marigold_uq.randomness import member_seed
 from marigold_uq.training.checkpoint import load_accelerator, load_states, write_average, write_task_states
 from marigold_uq.training.config import TrainingConfig
+from marigold_uq.training.estimate import Estimate, memory_of, peak_memory, rehearse
 from marigold_uq.training.interrupt import InterruptGuard
+from marigold_uq.training.optimizer import make_optimizer
 from marigold_uq.training.order import BatchPlan, steps_of_run
 from marigold_uq.training.run_folder import CHECKPOINT, RunFolder, checkpoint_step
+from marigold_uq.training.sharding import gathered, prepare_sharding, whole_copy, whole_number
 from marigold_uq.training.task import TrainingTask
 from marigold_uq.training.tracking import installed_tracker, log_numbers, log_pictures, start_trackers
 
-__all__ = ["NonFiniteLossError", "Trainer", "TrainingResult", "make_accelerator"]
+__all__ = ["NonFiniteLossError", "Trainer", "TrainingResult", "make_accelerator", "reading_workers"]
 
 
 class NonFiniteLossError(FloatingPointError):
@@ -48,15 +52,30 @@ def make_accelerator(config: TrainingConfig) -> Accelerator:
     Buffers are not exchanged: that would be one more exchange per forward pass, and processes may differ in their
     number (pictures of several sizes).
     """
+    if config.allow_tf32:
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.allow_tf32 = True
     if AcceleratorState._shared_state and AcceleratorState().mixed_precision != config.mixed_precision:
         AcceleratorState._reset_state()  # of an earlier run in this process: accelerate would keep its precision
-    return Accelerator(
+    accelerator = Accelerator(
         mixed_precision=config.mixed_precision,
         cpu=config.cpu or not torch.accelerator.is_available(),  # else accelerate forgets the other processes
         log_with=installed_tracker(config.tracker),
         project_dir=str(config.output),
         kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
     )
+    prepare_sharding(accelerator, config)
+    return accelerator
+
+
+def reading_workers(config: TrainingConfig, accelerator: Accelerator) -> int:
+    """Processes that read data for this one; by default none on a CPU, and a fair share of the cores on a GPU."""
+    if config.num_workers is not None:
+        return config.num_workers
+    if accelerator.device.type == "cpu":
+        return 0
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", accelerator.num_processes))
+    return max(1, min(8, (os.cpu_count() or 1) // local - 1))
 
 
 class Trainer:
@@ -69,13 +88,12 @@ class Trainer:
         self.folder = RunFolder(config.output)
         set_seed(config.seed, device_specific=True)  # for dropout alone; everything else has generators
         self.trainable = _prepare_network(task, config)
-        rate = config.optimizer
-        optimizer = torch.optim.AdamW(
-            self.trainable, lr=rate.learning_rate, betas=(rate.beta1, rate.beta2), weight_decay=rate.weight_decay
-        )
+        self._whole = whole_copy(self.accelerator, task.network)
+        optimizer = make_optimizer(self.trainable, config.optimizer, self.accelerator.device)
         with warnings.catch_warnings():  # torch renames the option, accelerate passes it by its old name
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
             self.network, self.optimizer = self.accelerator.prepare(task.network, optimizer)
+        self.trainable = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
         self.ema = EMAModel(self.trainable, decay=config.ema_decay) if config.ema_decay else None
         self._states = task.states()
         self._validated = 0  # the last validation that the states have taken in
@@ -91,6 +109,9 @@ class Trainer:
 
     def _run(self, description: str, config_text: str) -> TrainingResult:
         start = self._prepare_run(config_text)
+        if start < self.config.max_steps:
+            estimate = self.estimate(start)
+            self.accelerator.print("\n".join(estimate.lines()))
         self._catch_up_validation(start)
         try:
             step = start if self._ends_early() else self._train(start, description)
@@ -105,6 +126,20 @@ class Trainer:
         self._report_problems()
         self._close()
         return TrainingResult(step, finished, self.config.output)
+
+    def estimate(self, start: int = 0) -> Estimate:
+        """What the rest of the run needs, from one micro batch that changes nothing; all processes together."""
+        task, config = self.task, self.config
+        rehearsal = rehearse(task, self.network, self.plan, self.accelerator, config.seed)
+        return Estimate(
+            memory_of(self.accelerator.unwrap_model(self.network), config, task.frozen_networks()),
+            peak_memory(self.accelerator.device),
+            rehearsal,
+            self.plan,
+            config.max_steps - start,
+            reading_workers(config, self.accelerator),
+            config,
+        )
 
     def _train(self, start: int, description: str) -> int:
         """All steps from `start` to the end or to an interruption; the number of steps done."""
@@ -167,7 +202,8 @@ class Trainer:
             self.plan,
             start_step=start,
             max_steps=config.max_steps,
-            num_workers=config.num_workers,
+            num_workers=reading_workers(config, self.accelerator),
+            pin_memory=self.accelerator.device.type == "cuda",
             seed=config.seed,
             collate=self.task.collate,
         )
@@ -182,7 +218,7 @@ class Trainer:
         loss, num_bad, stop = self._mean_over_processes(losses.mean(), (~losses.isfinite()).any(), guard.requested)
         if num_bad:
             self._stop_at_non_finite(step, batches, ~losses.isfinite(), "loss")
-        norm = float(self.accelerator.clip_grad_norm_(self.trainable, rate.max_grad_norm or float("inf")))
+        norm = whole_number(self.accelerator.clip_grad_norm_(self.trainable, rate.max_grad_norm or float("inf")))
         if self.accelerator.scaler is None and not norm < float("inf"):  # a scaler leaves such steps out itself
             self._stop_at_non_finite(step, batches, torch.ones_like(losses, dtype=torch.bool), "gradient")
         self.optimizer.step()
@@ -306,9 +342,12 @@ class Trainer:
 
     def _save_model(self, step: int) -> None:
         """The finished model and the step it is from; one that is there already, of the same step, stays."""
-        if self.accelerator.is_main_process and self.folder.model_step() != step:
-            with self.averaged_weights(), self.folder.new_model(step) as folder:
-                self.task.save(self.accelerator.unwrap_model(self.network), folder)
+        is_new = self.accelerator.is_main_process and self.folder.model_step() != step
+        with self.averaged_weights():
+            network = gathered(self.accelerator, self.network, self._whole)
+            if is_new:
+                with self.folder.new_model(step) as folder:
+                    self.task.save(network, folder)
         self.accelerator.wait_for_everyone()
 
     def _report_problems(self) -> None:
@@ -319,7 +358,7 @@ class Trainer:
 
 
 def _prepare_network(task: TrainingTask, config: TrainingConfig) -> list[torch.nn.Parameter]:
-    """Training mode (a loaded network is in evaluation mode), gradient checkpointing; the parameters that learn."""
+    """Training mode (a loaded network is in evaluation mode), checkpointing, compiling; the parameters that learn."""
     task.network.train()
     if config.gradient_checkpointing:
         if not hasattr(task.network, "enable_gradient_checkpointing"):
@@ -327,6 +366,8 @@ def _prepare_network(task: TrainingTask, config: TrainingConfig) -> list[torch.n
                 f"{type(task.network).__name__} cannot checkpoint gradients: set gradient_checkpointing off"
             )
         task.network.enable_gradient_checkpointing()  # type: ignore[operator]
+    if config.compile != "no":
+        task.network.compile(backend=config.compile)  # in place: weights keep their names
     trainable = [parameter for parameter in task.network.parameters() if parameter.requires_grad]
     if not trainable:
         raise ValueError("no parameter of the network requires a gradient: there is nothing to train")

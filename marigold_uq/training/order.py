@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 from marigold_uq.randomness import member_seed
 from marigold_uq.training.config import TrainingConfig
 
-__all__ = ["BatchPlan", "Collate", "Ordered", "steps_of_run"]
+__all__ = ["BatchPlan", "Collate", "Ordered", "epoch_is_shared", "steps_of_run"]
 
 Collate = Callable[[list[Any]], Any]
 
@@ -20,12 +20,19 @@ Collate = Callable[[list[Any]], Any]
 class Ordered(Protocol):
     """A data set. One with `set_epoch` draws its own order and is read from front to back; others are shuffled here.
 
+    With `shares_epoch = True` it promises that workers which are running see the epoch too.
+
     An epoch is cut into whole batches: the rest, fewer samples than one batch, waits for another epoch's order.
     """
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Any: ...
+
+
+def epoch_is_shared(dataset: object) -> bool:
+    """Whether running workers see the data set's epoch, or it has none."""
+    return not hasattr(dataset, "set_epoch") or bool(getattr(dataset, "shares_epoch", False))
 
 
 @dataclass(frozen=True)
@@ -67,10 +74,11 @@ class BatchPlan:
 
 
 class _StepSampler:
-    """Batch sampler: the micro batches of steps `first`, `first + 1`, ... of one epoch."""
+    """Batch sampler: the micro batches of `steps` of one epoch, which are set anew for each."""
 
-    def __init__(self, plan: BatchPlan, steps: range, order: list[int] | None) -> None:
-        self.plan, self.steps, self.order = plan, steps, order
+    def __init__(self, plan: BatchPlan) -> None:
+        self.plan, self.steps = plan, range(0)
+        self.order: list[int] | None = None
 
     def __iter__(self) -> Iterator[list[int]]:
         for step in self.steps:
@@ -90,20 +98,28 @@ def steps_of_run(
     num_workers: int,
     seed: int = 0,
     collate: Collate | None = None,
+    pin_memory: bool = False,
 ) -> Generator[tuple[int, list[Any]], None, None]:
-    """(step, this process's micro batches) from `start_step` to `max_steps`, epoch after epoch."""
+    """(step, this process's micro batches) from `start_step` to `max_steps`, epoch after epoch.
+
+    Workers stay from epoch to epoch, where the data set's epoch reaches them (`shares_epoch`) or it has none.
+    """
     steps_per_epoch = len(dataset) // plan.size
     if steps_per_epoch == 0:
         raise ValueError(
             f"the data set has {len(dataset)} samples per epoch, fewer than one batch of {plan.size}: lower batch_size"
         )
+    sampler = _StepSampler(plan)
+    loader = _loader(dataset, sampler, num_workers, collate, pin_memory)
     step = start_step
     while step < max_steps:
         epoch, first = divmod(step, steps_per_epoch)
-        steps = range(first, min(steps_per_epoch, first + max_steps - step))
-        sampler = _StepSampler(plan, steps, _order_of_epoch(dataset, epoch, seed))
-        batches = iter(_loader(dataset, sampler, num_workers, member_seed(seed, epoch), collate))
-        for _ in steps:
+        sampler.steps = range(first, min(steps_per_epoch, first + max_steps - step))
+        sampler.order = _order_of_epoch(dataset, epoch, seed)
+        assert loader.generator is not None
+        loader.generator.manual_seed(member_seed(seed, epoch))
+        batches = iter(loader)
+        for _ in sampler.steps:
             yield step, [next(batches) for _ in range(plan.accumulation)]
             step += 1
 
@@ -117,7 +133,7 @@ def _order_of_epoch(dataset: Ordered, epoch: int, seed: int) -> list[int] | None
 
 
 def _loader(
-    dataset: Any, sampler: _StepSampler, num_workers: int, seed: int, collate: Collate | None
+    dataset: Any, sampler: _StepSampler, num_workers: int, collate: Collate | None, pin_memory: bool
 ) -> DataLoader[Any]:
     """A loader with its own generator: otherwise each start draws from the global stream, which dropout uses."""
     source: Dataset[Any] = dataset
@@ -127,7 +143,9 @@ def _loader(
         num_workers=num_workers,
         collate_fn=collate,
         worker_init_fn=_ignore_interrupts,
-        generator=torch.Generator().manual_seed(seed),
+        generator=torch.Generator(),
+        pin_memory=pin_memory,
+        persistent_workers=num_workers > 0 and epoch_is_shared(dataset),
     )
 
 

@@ -31,6 +31,16 @@ class TrainingTask(ABC):
 
     network: nn.Module
     dataset: Ordered
+    can_rehearse: bool = False
+    """Whether `rehearse` leaves no trace in the task, so that a step can be timed before the first."""
+
+    def rehearse(self, network: nn.Module, batch: Any, generators: list[torch.Generator]) -> Tensor:
+        """`losses` without a trace."""
+        return self.losses(network, batch, generators)
+
+    def frozen_networks(self) -> list[nn.Module]:
+        """Networks that take memory and do not learn."""
+        return []
 
     @abstractmethod
     def losses(self, network: nn.Module, batch: Any, generators: list[torch.Generator]) -> Tensor:

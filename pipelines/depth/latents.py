@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
@@ -17,6 +17,9 @@ from marigold_uq.novelty import novelty_features
 from marigold_uq.randomness import Generators, base_seed, forked, member_generators, member_seed, randn
 from marigold_uq.sampling import ReverseStep
 from marigold_uq.schedulers.distributional import DistributionalScheduler
+
+if TYPE_CHECKING:
+    from marigold_uq.pipelines.depth.baseline import Anchor
 
 _SPREAD_DRAWS = 8
 
@@ -41,6 +44,7 @@ class PictureCondition:
 
     channels: Tensor  # (C, h, w), for the U-Net
     guide: Tensor | None = None  # (G, h', w'), what the image encoder tells the decoder
+    anchor: Anchor | None = None  # the baseline's map, where there is one
 
 
 def encode_conditions(
@@ -219,7 +223,7 @@ def decode_maps(vae: Any, latents: Tensor, batch_size: int, guide: Tensor | None
     return torch.cat(maps).float()
 
 
-def decode_spread(vae: Any, centre: Tensor, std: Tensor, batch_size: int, guide: Tensor | None = None) -> Tensor:
+def decode_spread(decode: Callable[[Tensor], Tensor], centre: Tensor, std: Tensor) -> Tensor:
     """Standard deviation (H, W) of the decoded map where the latent is N(centre, diag(std^2)), both (C, h, w).
 
     From _SPREAD_DRAWS independent draws, so the relative error is about 1 / sqrt(2 (_SPREAD_DRAWS - 1)) per pixel. A
@@ -228,7 +232,7 @@ def decode_spread(vae: Any, centre: Tensor, std: Tensor, batch_size: int, guide:
     """
     generator = torch.Generator().manual_seed(member_seed(0))
     draws = centre + std * randn((), (_SPREAD_DRAWS, *std.shape), like=std, generator=generator)
-    return decode_maps(vae, draws, batch_size, guide).std(0)
+    return decode(draws).std(0)
 
 
 def _laid_out(vae: Any, pictures: Tensor) -> Tensor:

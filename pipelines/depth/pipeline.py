@@ -1,10 +1,10 @@
 """Depth with calibrated uncertainty from one photograph: `pipeline(image)`."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 import torch
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
@@ -21,11 +21,19 @@ from marigold_uq.alignment.members import Reduction
 from marigold_uq.calibration import read_calibrations
 from marigold_uq.denoising import Denoiser
 from marigold_uq.models.condition_encoder import ConditionEncoder
+from marigold_uq.models.depth_baseline import DepthBaseline
 from marigold_uq.models.depth_cells import DepthCells
 from marigold_uq.models.prompt_embedding import PromptEmbedding, encode_empty_prompt
 from marigold_uq.models.widen import add_condition_channels, widen
 from marigold_uq.novelty import Novelty
 from marigold_uq.pipelines.base import ConfigEntry, UncertaintyPipeline
+from marigold_uq.pipelines.depth.baseline import (
+    anchor_pictures,
+    anchored,
+    check_baseline,
+    decode_anchored,
+    give_baseline,
+)
 from marigold_uq.pipelines.depth.call import CALLBACK_INPUTS, MODES, ONE_STEP_MODES, DepthCall
 from marigold_uq.pipelines.depth.images import ImageInput, ModelInput, load_images, to_model_input, to_uint8, unpad
 from marigold_uq.pipelines.depth.latents import (
@@ -95,10 +103,12 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
         scale_invariant, shift_invariant: What the prediction is defined up to; both False for a metric model.
         default_denoising_steps, default_processing_resolution: Used where a call does not say.
         calibration: Records of `marigold_uq.calibration.Calibration` as dicts, at most one per mode; see `calibrate`.
+        baseline: Optional `DepthBaseline`: the U-Net's input is then [image, baseline, residual], and what it predicts
+            is the distribution of what the baseline's map leaves over. See `from_baseline`.
     """
 
-    model_cpu_offload_seq = "text_encoder->image_encoder->unet->vae"
-    _optional_components = ["text_encoder", "tokenizer", "prompt_embedding", "image_encoder"]  # noqa: RUF012, diffusers reads a list
+    model_cpu_offload_seq = "text_encoder->baseline->image_encoder->unet->vae"
+    _optional_components = ["text_encoder", "tokenizer", "prompt_embedding", "image_encoder", "baseline"]  # noqa: RUF012, diffusers reads a list
     _callback_tensor_inputs = list(CALLBACK_INPUTS)  # noqa: RUF012
     supported_prediction_types = ("depth", "disparity")
     prediction_type = ConfigEntry()
@@ -123,6 +133,7 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
         prompt_embedding: PromptEmbedding | None = None,
         calibration: list[dict[str, Any]] | None = None,
         image_encoder: ConditionEncoder | None = None,
+        baseline: DepthBaseline | None = None,
     ) -> None:
         super().__init__()
         if prediction_type not in self.supported_prediction_types:
@@ -144,6 +155,7 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
             tokenizer=tokenizer,
             prompt_embedding=prompt_embedding,
             image_encoder=image_encoder,
+            baseline=baseline,
         )
         self.register_to_config(
             prediction_type=prediction_type,
@@ -153,6 +165,7 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
             default_processing_resolution=default_processing_resolution,
             calibration=[record.to_dict() for record in records] or None,
         )
+        check_baseline(baseline, self.config)
         self.image_processor = DepthImageProcessor(vae_scale_factor=self.vae_scale_factor if vae is not None else 8)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -225,6 +238,42 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
             default_processing_resolution=default_processing_resolution,
         )
         return pipeline.with_family(noise_family, num_components=num_components, rank=rank)
+
+    @classmethod
+    def from_baseline(
+        cls,
+        baseline: str | os.PathLike[str] | DepthBaseline,
+        *,
+        start: str | os.PathLike[str] = "embedded",
+        noise_family: str = "gaussian",
+        num_components: int = 1,
+        rank: int = 0,
+        initial_scale: float = 0.5,
+        stored: Literal["reference", "value"] = "reference",
+        baseline_options: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """The starting point of a model that says how wrong another depth model is: untrained, it predicts its map.
+
+        A metric baseline gives metres; any other its depth or disparity, from 0 to 1.
+
+        Args:
+            baseline: A folder or Hub name of a depth model of transformers, or what else `DepthBaseline.open` takes.
+            start: The pipeline whose U-Net and autoencoder learn the residual; "embedded" is small.
+            noise_family: Of the residual; "point" gives the map alone.
+            num_components: Components of a mixture.
+            rank: Rank of the low-rank families.
+            initial_scale: Standard deviation of the residual's latents to start with.
+            stored: Whether saving keeps the baseline's name and revision or its weights.
+            baseline_options: Further arguments of `DepthBaseline.open`, for instance revision, or space and metric.
+            kwargs: Of loading `start` (dtype, variant, revision, ...).
+        """
+        if not isinstance(baseline, DepthBaseline):
+            baseline = DepthBaseline.open(os.fspath(baseline), stored=stored, **(baseline_options or {}))
+        pipeline = cls.from_pretrained(start, **kwargs)
+        give_baseline(pipeline, baseline.to(pipeline.unet.dtype))
+        options = {"num_components": num_components, "rank": rank}
+        return pipeline.with_family(noise_family, initial_scale=initial_scale, **options)
 
     def with_family(self, noise_family: str, *, num_components: int = 1, rank: int = 0, **options: Any) -> Self:
         """Add the head of another family to a "point" pipeline, in place; the mean stays the old prediction.
@@ -498,7 +547,7 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
         conditions: dict[int, PictureCondition] = {}
         for images in _same_shape(inputs):
             pixels = torch.cat([inputs[i] for i in images])
-            encoded = encode_conditions(self.vae, self.image_encoder, pixels, call.batch_size)
+            encoded = self.conditions(pixels, call.batch_size)
             conditions.update(zip(images, encoded, strict=True))
         return [conditions[i] for i in range(len(inputs))]
 
@@ -613,6 +662,13 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
         conditions = {"num_inference_steps": call.num_steps, "ensemble_size": call.num_members}
         return self._novelty(features, call.calibration, **conditions)
 
+    def conditions(self, pixels: Tensor, batch_size: int) -> list[PictureCondition]:
+        """What U-Net and decoder know of each of the pictures (B, 3, H, W) in [-1, 1]."""
+        encoded = encode_conditions(self.vae, self.image_encoder, pixels, batch_size)
+        if self.baseline is None:
+            return encoded
+        return anchored(encoded, anchor_pictures(self.vae, self.baseline, pixels, batch_size))
+
     def denoiser(self, condition: Tensor, network: nn.Module | None = None) -> Denoiser:
         """The U-Net beside a `condition` (B, C, h, w): image latents, or channels of the image encoder.
 
@@ -637,36 +693,43 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
         """7. Decode, align, reduce and resize: the prediction from its own `latents`, the rest from the members."""
 
         def decode(part: Tensor) -> Tensor:
-            return unpad(decode_maps(self.vae, part, call.batch_size, condition.guide), given.padding)  # (E, h, w)
+            return unpad(self._decoded(part, condition, call.batch_size), given.padding)  # (E, h, w)
 
-        own = self._aligned(decode(latents), call.reduction)
+        is_anchored = condition.anchor is not None  # maps of one baseline are in its units already
+        own = self._aligned(decode(latents), call.reduction, is_anchored)
         if call.mode == "marginal":
             ensemble = quantile_members(own.prediction, decode(members.latents))
         elif call.mode == "trajectory" or call.beside:
-            ensemble = self._beside(self._aligned(decode(members.latents), "mean"), own.prediction)
+            ensemble = self._aligned(decode(members.latents), "mean", is_anchored)
+            ensemble = self._beside(ensemble, own.prediction, is_anchored)
         else:
             ensemble = own
         epistemic = None
         if members.epistemic is not None:
-            spread = decode_spread(self.vae, latents[0], members.epistemic, call.batch_size, condition.guide)
-            epistemic = float(own.scale[0]) * unpad(spread, given.padding)
+            epistemic = float(own.scale[0]) * decode_spread(decode, latents[0], members.epistemic)
         result = member_statistics(ensemble, epistemic, latents, call)
         return resize_maps(result, given.size, call) if call.match_input_resolution else result
 
-    def _aligned(self, maps: Tensor, reduction: Reduction) -> EnsembledDepth:
+    def _aligned(self, maps: Tensor, reduction: Reduction, is_anchored: bool) -> EnsembledDepth:
         """Members (E, h, w) in common units, as far as the model leaves these open."""
         return ensemble_members(
             maps,
-            scale_invariant=bool(self.config.scale_invariant),
-            shift_invariant=bool(self.config.shift_invariant),
+            scale_invariant=bool(self.config.scale_invariant) and not is_anchored,
+            shift_invariant=bool(self.config.shift_invariant) and not is_anchored,
             reduction=reduction,
         )
 
-    def _beside(self, ensemble: EnsembledDepth, prediction: Tensor) -> EnsembledDepth:
+    def _beside(self, ensemble: EnsembledDepth, prediction: Tensor, is_anchored: bool) -> EnsembledDepth:
         """Members that took no part in the prediction, in its units."""
-        if self.config.scale_invariant:
+        if self.config.scale_invariant and not is_anchored:
             ensemble = in_units_of(ensemble, prediction, shift_invariant=bool(self.config.shift_invariant))
         return replace(ensemble, prediction=prediction)
+
+    def _decoded(self, latents: Tensor, condition: PictureCondition, batch_size: int) -> Tensor:
+        """Latents (E, C, h, w) of one picture -> maps (E, H, W) in [0, 1] or metres, in at least float32."""
+        if condition.anchor is not None:
+            return decode_anchored(self.vae, condition.anchor, latents, batch_size, condition.guide)
+        return decode_maps(self.vae, latents, batch_size, condition.guide)
 
 
 def _same_shape(tensors: list[Tensor]) -> list[list[int]]:

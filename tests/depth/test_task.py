@@ -67,7 +67,7 @@ def test_the_loss_is_the_masked_crps_of_the_target_of_each_prediction_type(predi
     item = sample(0)
     value = losses(task, [item], [5], network)
     (x, t, text) = network.calls[0]
-    image, x_0, mask = task.encode(task.collate([item])[0][1])
+    image, x_0, mask = task.encoder.encode(task.collate([item])[0][1])
     assert torch.equal(x[:, :4], image)
     assert torch.equal(text[0], task.pipeline.prompt_embedding.embedding[0])
     alpha_bar = task.pipeline.scheduler.alphas_cumprod[t[0]].double()
@@ -95,7 +95,7 @@ def test_invalid_pixels_do_not_reach_the_loss(family: str) -> None:
 
 def test_cells_with_an_invalid_pixel_are_not_scored() -> None:
     task = make_task()
-    _, _, mask = task.encode(task.collate([sample(0)])[0][1])
+    _, _, mask = task.encoder.encode(task.collate([sample(0)])[0][1])
     assert mask.shape == (1, 1, 4, 6)
     assert (~mask).nonzero().tolist() == [[0, 0, 0, 0]]
 
@@ -192,11 +192,11 @@ def test_half_of_the_timesteps_can_be_the_last(uniform: bool, least: int, most: 
 def test_a_disparity_model_is_trained_on_inverse_depth() -> None:
     task = make_task()
     item = sample(0)
-    depth = task.encode(task.collate([item])[0][1])[1]
+    depth = task.encoder.encode(task.collate([item])[0][1])[1]
     inverted = copy.deepcopy(item)
     inverted["depth"] = 1 / inverted["depth"]
     task.pipeline.register_to_config(prediction_type="disparity")
-    disparity = task.encode(task.collate([inverted])[0][1])[1]
+    disparity = task.encoder.encode(task.collate([inverted])[0][1])[1]
     torch.testing.assert_close(depth, disparity, rtol=1e-3, atol=1e-4)  # 1 / (1 / x) and a VAE between them
 
 
@@ -210,7 +210,7 @@ def test_a_pipeline_that_promises_metres_is_refused() -> None:
 def test_latents_may_come_ready_made() -> None:
     task = make_task()
     item = sample(0)
-    image, depth, valid = task.encode(task.collate([item])[0][1])
+    image, depth, valid = task.encoder.encode(task.collate([item])[0][1])
     ready = {"image_latent": image[0], "depth_latent": depth[0], "latent_valid": valid[0], "name": "ready"}
     torch.testing.assert_close(losses(task, [item], [3]), losses(task, [ready], [3]), rtol=1e-6, atol=0)
 

@@ -11,6 +11,7 @@ from marigold_uq.depth.data.base import DepthDataset, Problem
 from marigold_uq.depth.data.mixture import SharedEpoch, sample_generator
 from marigold_uq.depth.data.photometric import PhotometricTransform
 from marigold_uq.depth.data.sample import DepthDataError, DepthSample, resize_sample
+from marigold_uq.training.order import epoch_is_shared
 
 _CROP_ATTEMPTS = 10
 
@@ -128,6 +129,11 @@ class AugmentedDataset(DepthDataset):
         super().__init__(len(cast(Sized, dataset)), inherited if on_error is None else on_error)
         self.dataset, self.transform, self.seed = dataset, transform, seed
         self._epoch = SharedEpoch()
+
+    @property
+    def shares_epoch(self) -> bool:
+        """Whether workers that are running see `set_epoch`."""
+        return epoch_is_shared(self.dataset)
 
     def set_epoch(self, epoch: int) -> None:
         """Draw anew for this epoch, in this process and in running workers; passed on to the inner data set."""

@@ -10,6 +10,7 @@ from torch.utils.data import Dataset
 from marigold_uq.depth.data.base import Problem
 from marigold_uq.depth.data.sample import DepthSample
 from marigold_uq.randomness import member_seed
+from marigold_uq.training.order import epoch_is_shared
 
 # One stream per purpose, so that the choice of a sample and its augmentation are independent.
 MIXTURE_STREAM, PERMUTATION_STREAM, AUGMENTATION_STREAM = 1, 2, 3
@@ -57,6 +58,11 @@ class MixtureDataset(Dataset[DepthSample]):
         seed: non-negative.
         block_size: this many neighbours come from the same part; the batch size, if the parts differ in image size.
     """
+
+    @property
+    def shares_epoch(self) -> bool:
+        """Whether workers that are running see `set_epoch`."""
+        return all(epoch_is_shared(dataset) for dataset in self.datasets)
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from marigold_uq.depth.data.base import DepthDataset
 from marigold_uq.depth.data.sample import DepthSample
-from marigold_uq.files import atomic_folder
+from marigold_uq.files import atomic_folder, fingerprint
 
 _INDEX = "shard.json"
 
@@ -28,7 +28,23 @@ def write_shard(folder: Path, arrays: Mapping[str, np.ndarray], names: Iterable[
     with atomic_folder(folder) as temporary:
         for key, array in arrays.items():
             np.save(temporary / f"{key}.npy", array)
-        (temporary / _INDEX).write_text(json.dumps({"keys": sorted(arrays), "names": names}), encoding="utf-8")
+        index = {"keys": sorted(arrays), "names": names, "hashes": {k: fingerprint(v) for k, v in arrays.items()}}
+        (temporary / _INDEX).write_text(json.dumps(index), encoding="utf-8")
+
+
+def damage_of(folder: Path) -> str | None:
+    """What is wrong with a shard; None for a whole one. One that older versions wrote has no hashes to compare."""
+    try:
+        index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
+        for key in index["keys"]:
+            array = np.load(folder / f"{key}.npy", mmap_mode="r")
+            if len(array) != len(index["names"]):
+                return f"{key}.npy has {len(array)} rows for {len(index['names'])} names"
+            if "hashes" in index and fingerprint(np.asarray(array)) != index["hashes"][key]:
+                return f"{key}.npy is not what was written"
+    except (OSError, ValueError, KeyError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 class Shards(Dataset[dict[str, Any]]):
@@ -93,7 +109,10 @@ class _SceneShards(Shards):
 
 
 class LatentShards(Shards):
-    """Encoded scenes: image_latent, depth_latent (C, h, w) float16 and latent_valid (1, h, w)."""
+    """Encoded samples: image_latent, depth_latent and baseline_latent (C, h, w) float16, and latent_valid (1, h, w).
+
+    There is a baseline_latent where there is a baseline.
+    """
 
 
 class RenderedScenes(DepthDataset):

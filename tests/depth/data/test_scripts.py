@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from support.depth_files import pack, write_array, write_image, write_list, write_scannet
 from support.scripts import load_script
+from support.tiny_training import write_vkitti2
 
 from marigold_uq.depth.data import SPECS, build_dataset
 from marigold_uq.depth.data.hypersim import encode_depth, planar_depth, tone_map
@@ -185,3 +186,19 @@ def test_missing_hypersim_frames_are_counted_named_and_left_out_of_the_list(
     assert "frame.0001.depth_meters.hdf5: cannot be read as HDF5" in text
     assert "frame.0002.color.hdf5: missing file" in text
     assert len((output / "filename_list_train.txt").read_text().splitlines()) == 1
+
+
+def test_a_filename_list_holds_the_whole_samples_that_match(
+    prepare_depth: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_vkitti2(tmp_path / "set", 3)
+    (tmp_path / "set/depth/Scene02/clone/frames/depth/Camera_0/depth_00001.png").unlink()
+    path = tmp_path / "list.txt"
+    arguments = ["--name", "vkitti2", "--root", str(tmp_path / "set"), "--write_list", str(path)]
+    assert prepare_depth.main([*arguments, "--match", "rgb/Scene(02|06)/"]) == 0
+    assert "2 of 3 samples" in capsys.readouterr().out
+    data = build_dataset("vkitti2", tmp_path / "set", path, crop=None)
+    assert [name[-5:] for name in map(data.name_of, range(len(data)))] == ["00000", "00002"]
+    assert prepare_depth.main([*arguments, "--match", "Scene99"]) == 1
+    assert prepare_depth.main(arguments) == 2  # the list is there
+    assert "exists" in capsys.readouterr().err
