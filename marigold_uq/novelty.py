@@ -6,7 +6,7 @@ distribution; `output_novelty=True` compares. Everything is per sample: an image
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
@@ -102,7 +102,7 @@ class NoveltyReference:
         scale = np.where(scale > 1e-9 * (1 + abs(center)), scale, 1.0)
         law = (train - center)[:, 2:] / scale[2:]
         precision = LedoitWolf(assume_centered=True).fit(law).precision_
-        distance = _held_out_distances(law, lambda rows: LedoitWolf().fit(rows))
+        distance = _held_out_distances(law, LedoitWolf())
         unranked = cls(
             _rounded(center), _rounded(scale), tuple(_rounded(row) for row in precision),
             (float(distance.mean()), float(distance.std())), (), false_alarm_rate, dict(conditions or {}),
@@ -204,15 +204,15 @@ def _mahalanobis(values: Array, precision: Array) -> Array:
     return np.sqrt(np.einsum("ni,ij,nj->n", values, precision, values))
 
 
-def _held_out_distances(values: Array, fit: Callable[[Array], Any]) -> Array:
+def _held_out_distances(values: Array, estimator: Any) -> Array:
     """Mahalanobis distance of each sample by the mean and covariance of other folds.
 
-    By its own it would be too small: of 50 samples in 20 dimensions by a quarter, so that every new one looked far.
+    By its own it would be too small, the more so the more features there are, and every new sample would look far.
     """
     distances = np.empty(len(values))
     for fold in range(_FOLDS):
         inside = np.arange(len(values)) % _FOLDS == fold
-        others = fit(values[~inside])
+        others = estimator.fit(values[~inside])
         distances[inside] = _mahalanobis(values[inside] - others.location_, others.precision_)
     return distances
 

@@ -69,18 +69,12 @@ class MixtureDistribution(NoiseDistribution):
     @classmethod
     def pool(cls, parts: Sequence[NoiseDistribution]) -> Self:
         """The mixture of Gaussians, or mixtures, of one shape, each with the same weight."""
-        unknown = [part.name for part in parts if not isinstance(part, GaussianDistribution | MixtureDistribution)]
-        if unknown or not parts:
-            raise TypeError(f"families 'gaussian' and 'mixture' can be pooled; got {unknown}")
-        known = [part if isinstance(part, MixtureDistribution) else cls.single(part) for part in parts]
-        loc, scale = (torch.cat([getattr(part, name) for part in known], 1) for name in ("loc", "scale"))
-        return cls(loc, scale, torch.cat([part.logits.log_softmax(1) for part in known], 1))
-
-    @classmethod
-    def single(cls, part: GaussianDistribution) -> Self:
-        """A Gaussian as a mixture of one component."""
-        loc, scale = part.loc.unsqueeze(1), part.scale.unsqueeze(1)
-        return cls(loc, scale, torch.zeros_like(loc))
+        mixtures = [_as_mixture(part) for part in parts]
+        return cls(
+            loc=torch.cat([one.loc for one in mixtures], 1),
+            scale=torch.cat([one.scale for one in mixtures], 1),
+            logits=torch.cat([one.logits.log_softmax(1) for one in mixtures], 1),
+        )
 
     @property
     def num_components(self) -> int:
@@ -157,6 +151,16 @@ class MixtureDistribution(NoiseDistribution):
             density = self.log_prob(solution).exp().clamp(min=torch.finfo(low.dtype).tiny)
         level = self.cdf(solution)
         return solution - (level - level.detach()) / density
+
+
+def _as_mixture(part: NoiseDistribution) -> MixtureDistribution:
+    """A Gaussian has one component."""
+    if isinstance(part, MixtureDistribution):
+        return part
+    if not isinstance(part, GaussianDistribution):
+        raise TypeError(f"families 'gaussian' and 'mixture' can be pooled; got {part.name!r}")
+    loc = part.loc.unsqueeze(1)
+    return MixtureDistribution(loc, part.scale.unsqueeze(1), torch.zeros_like(loc))
 
 
 def pick_component(weights: Tensor, uniform: Tensor, *parameters: Tensor) -> list[Tensor]:

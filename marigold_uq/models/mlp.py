@@ -143,7 +143,7 @@ class StackedMLP(StackedModel):
             layer.reset(model, generator)
         self.gate[model].uniform_(0, 1, generator=generator)
 
-    def forward(self, sample: Tensor, position: Tensor | int, features: Tensor, baseline: Tensor) -> Tensor:
+    def forward(self, sample: Tensor, position: Tensor | float, features: Tensor, baseline: Tensor) -> Tensor:
         """Raw output (S, B, channels) for x_t (S, B, C [+ noise]), c (S, B, F) and f (S, B, C).
 
         The position in the table of gates is a number or (S, B); where M rows in turn have one (draws of one row), it

@@ -218,8 +218,8 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
     def predict_distribution(self, X: Any) -> NoiseDistribution:
         """The predictive distribution (rows, outputs) of one denoising step in closed form, without a draw.
 
-        It has `mean`, `stddev`, `quantile`, `cdf` and `log_prob`, in units of y. Draws in several steps have (slightly)
-        another distribution: train at `num_inference_steps=1`, or compare by CRPS, before you rely on it.
+        It has `mean`, `stddev`, `quantile`, `cdf` and `log_prob`, in units of y. Draws in several steps have another
+        one; how far off it is depends on the model, and their CRPS tells.
         """
         return self.pipeline_.one_step_distribution(self._features(X), generator=self._generator())
 

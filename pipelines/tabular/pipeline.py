@@ -293,17 +293,20 @@ class TabularRegressionPipeline(UncertaintyPipeline):
         """
         if not (self.scheduler.family.has_density or self.scheduler.family.noise_channels):
             raise TypeError(f"one step of family {self.scheduler.family.name!r} has no spread; draw in several steps")
-        matrix, net = self.encode(features), self.network
-        num_models, num_rows = net.config.num_models, len(matrix)
+        matrix, config = self.encode(features), self.network.config
+        num_models, num_rows, num_targets = config.num_models, len(matrix), config.num_targets
         rows = self._prepare(matrix)
         generators = row_generators(matrix, self.model_numbers, 0 if generator is None else base_seed(generator))
-        x_T = initial_noise(
-            (num_models * num_rows, net.config.num_targets, 1), like=rows.features, generator=generators
+        draws = self.denoiser(rows.features, rows.baseline, 1)  # one of each row
+        law = one_step_distribution(
+            lambda x_t, timestep: draws(x_t.unsqueeze(-1), timestep).squeeze(-1),
+            self.scheduler.for_chain(1),
+            initial_noise((num_models * num_rows, num_targets), like=rows.features, generator=generators),
+            num_draws=num_draws,
+            generator=generators,
         )
-        denoiser, scheduler = self.denoiser(rows.features, rows.baseline, 1), self.scheduler.for_chain(1)
-        law = one_step_distribution(denoiser, scheduler, x_T, num_draws=num_draws, generator=generators)
-        scale, centre = (part.expand(-1, num_rows, -1, -1).flatten(0, 1) for part in (rows.scale, rows.centre))
-        law = law.affine(scale, centre)._map(lambda parameter: parameter.squeeze(-1))  # a row has one draw
+        scale, centre = (part[..., 0].expand(-1, num_rows, -1).flatten(0, 1) for part in (rows.scale, rows.centre))
+        law = law.affine(scale, centre)  # (S rows, C)
         pooled = _pool([law[s * num_rows : (s + 1) * num_rows] for s in range(num_models)])
         kappa = pooled.mean.new_tensor(self._kappas(self.calibration_for(num_inference_steps=1)))
         return pooled.affine(kappa, (1 - kappa) * pooled.mean)

@@ -207,3 +207,13 @@ def test_a_uniform_number_picks_the_component_whose_share_it_falls_into() -> Non
     assert picked == [1, 1, 2, 2]
     short = torch.full((1, 25), 0.03999)  # sums to .99975
     assert int(pick_component(short, torch.tensor([0.9999]), torch.arange(25).expand(1, 25))[0]) == 24
+
+
+def test_pooled_distributions_are_mixed_in_equal_parts() -> None:
+    """A Gaussian and a mixture of three count alike, whatever the scale of their logits."""
+    one, other = random_law("gaussian", (2, 5)), random_law("mixture", (2, 5))
+    pooled, value = MixtureDistribution.pool([one, other]), random_value(one)
+    torch.testing.assert_close(pooled.cdf(value), (one.cdf(value) + other.cdf(value)) / 2)
+    torch.testing.assert_close(pooled.mean, (one.mean + other.mean) / 2)
+    with pytest.raises(TypeError, match="'gaussian' and 'mixture' can be pooled; got 'low_rank'"):
+        MixtureDistribution.pool([one, random_law("low_rank", (2, 5))])
