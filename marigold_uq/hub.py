@@ -47,7 +47,7 @@ _CARD_FILE = "README.md"
 _SHIM_FILE = "pipeline.py"
 _RESULTS_FOLDER = ".eval_results"
 _UPLOADED = {
-    ".bin", ".gif", ".jpeg", ".jpg", ".json", ".md", ".model", ".onnx", ".png", ".py", ".safetensors", ".svg", ".txt",
+    ".gif", ".jpeg", ".jpg", ".json", ".md", ".model", ".onnx", ".png", ".py", ".safetensors", ".svg", ".txt",
     ".webp", ".yaml", ".yml",
 }  # fmt: skip
 """Kinds of files that belong to a model; others may be secrets or leftovers, and stay."""
