@@ -136,13 +136,13 @@ def _dispatch(
     program: str, about: str, commands: Mapping[str, Command | Group], words: list[str], *, last: bool = False
 ) -> int:
     """Run the command that the first word names, or tell which there are; the process may end with it (`last`)."""
-    first = words[0] if words else None
+    first = words[0] if words else ""
     if first in commands:
         found = commands[first]
         if isinstance(found, Command):
             return found.main(f"{program} {first}", words[1:], last=last)
         return _dispatch(f"{program} {first}", found.summary, found.commands, words[1:], last=last)
-    if first is None or first in ("-h", "--help"):
+    if first in ("", "-h", "--help"):
         print(_help(program, about, commands), file=sys.stdout if words else sys.stderr)
         return 0 if words else 2
     print(f"{program}: unknown command {first!r}; choose from {', '.join(commands)}", file=sys.stderr)

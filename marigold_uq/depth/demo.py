@@ -179,6 +179,7 @@ def predict(
         output_samples=calibration.interval is None,
         generator=torch.Generator().manual_seed(seed),
     )
+    assert not isinstance(output, tuple)  # return_dict is on
     metric = not (pipeline.config.scale_invariant or pipeline.config.shift_invariant)
     metadata = {
         "units": "metric" if metric else "relative",

@@ -124,7 +124,7 @@ def drag_slider(page: Any, name: str, share: float) -> None:
 
 
 def ends(answer: str) -> tuple[float, float]:
-    found = re.search(r"interval (-?[\d.]+) to (-?[\d.]+)", answer)
+    found = re.search(r"interval (-?\d+\.\d+) to (-?\d+\.\d+)", answer)
     assert found is not None, answer
     return float(found[1]), float(found[2])
 
@@ -178,6 +178,7 @@ def test_a_click_gives_the_interval_and_the_level_widens_it(page: Any) -> None:
     page.wait_for_function("() => document.querySelector('#answer').innerText.includes('50% interval')")
     narrow = ends(page.inner_text("#answer"))
     assert ends(near)[0] < narrow[0] < narrow[1] < ends(near)[1]
+    screenshot(page, "demo_click")
 
 
 def test_the_threshold_takes_uncertain_points_out_of_the_cloud(page: Any) -> None:

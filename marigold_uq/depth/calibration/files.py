@@ -96,8 +96,8 @@ class MapCalibration:
             content = json.loads(file.read_text(encoding="utf-8"))
             if content.pop("format", None) != _FORMAT:
                 raise ValueError(f"expected format {_FORMAT!r}")
-            parts = {"rule": SpreadRule.from_dict, "interval": IntervalGrid.from_dict}
-            return cls(**{name: parts[name](value) if name in parts else value for name, value in content.items()})
+            rule, interval = SpreadRule.from_dict(content.pop("rule")), IntervalGrid.from_dict(content.pop("interval"))
+            return cls(rule=rule, interval=interval, **content)
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             raise ValueError(f"{file} is no calibration of maps: {error}") from error
 
@@ -175,5 +175,5 @@ def write_intervals(
             continue
         place = target / path.relative_to(source)
         make_folder(place.parent)
-        save_npz(place, **arrays)
+        save_npz(place, overwrite=False, **arrays)
     return len(paths) - len(failures), failures

@@ -124,8 +124,9 @@ class SpreadRule:
         order = np.argsort(confidence.numpy(), kind="stable")
         bins = [part for part in np.array_split(order, _NUM_BINS) if len(part)]
         x, place = np.unique([confidence.numpy()[part].mean() for part in bins], return_inverse=True)
-        means = [relative_error.numpy()[part].mean() for part in bins]
-        y = isotonic_regression(np.bincount(place, weights=means) / np.bincount(place), increasing=False).x
+        sums = np.bincount(place, weights=[relative_error.numpy()[part].sum() for part in bins])
+        counts = np.bincount(place, weights=[len(part) for part in bins])
+        y = isotonic_regression(sums / counts, weights=counts, increasing=False).x
         floor = max(_SMALLEST * float(y.max()), np.finfo(np.float64).tiny)
         return cls(base, tuple(x.tolist()), tuple(np.maximum(y, floor).tolist()))
 

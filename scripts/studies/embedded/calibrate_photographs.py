@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from marigold_uq.commands.runner import Invocation, run_command
 from marigold_uq.depth.calibration.fitting import Coverage, covered_before, leave_out
@@ -81,7 +81,7 @@ def study(options: PhotographStudy, invocation: Invocation) -> int:
     """Predict once, calibrate without each source, print the table."""
     data = check_dataset(open_dataset(options.data))
     pipeline = load_pipeline(options.model, device=options.device)
-    mode = options.mode or available_modes(pipeline)[0]
+    mode = options.mode or cast(Mode, available_modes(pipeline)[0])
     stored = next((one for one in pipeline.calibrations if one.uncertainty == mode), None)
     pipeline.register_to_config(calibration=None)  # members as the network gives them
     pixels = predicted(pipeline, mode, data, options)
