@@ -9,7 +9,7 @@ from PIL import Image
 
 from marigold_uq import MarigoldUQDepthPipeline
 from marigold_uq.cli import main
-from marigold_uq.commands.depth import sample_pictures
+from marigold_uq.commands.pictures import sample_pictures
 from marigold_uq.depth.evaluation import Members
 from marigold_uq.depth.evaluation.options import PipelineOptions
 from marigold_uq.depth.evaluation.predictors import PipelinePredictor
