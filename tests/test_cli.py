@@ -271,7 +271,7 @@ def test_an_unknown_key_in_a_config_file_is_an_error(tmp_path, capsys):
         (["--processing_resolution", 33], "multiple of 2"),
         (["--coverage", 95], "coverage"),
         (["--coverage", 0.9, "--uncertainty", "none"], "--coverage needs an uncertainty"),
-        (["--output_epistemic", "--uncertainty", "trajectory"], "output_epistemic"),
+        (["--uncertainty", "marginal"], "maps quantiles to quantiles"),
         (["--uncertainty", "none", "--formats", "uncertainty"], "needs an uncertainty"),
         (["--device", "gpu"], "unknown device 'gpu'"),
         (["--device", "cuda:99"], "there is no device 'cuda:99' here"),

@@ -38,7 +38,7 @@ class DepthOptions:
         num_inference_steps: Denoising steps; default: the model's.
         ensemble_size: Members that make the uncertainty.
         coverage: Also write the central interval with this coverage, for instance 0.9.
-        output_epistemic: Also write the paper's epistemic estimate; goes with ensemble.
+        output_epistemic: Also write the paper's epistemic estimate; by default with ensemble.
         processing_resolution: Longer edge for the network, 0 for the image's own; default: the model's.
         formats: What to write, one or several: 16-bit PNG with its scale, float TIFF, numpy file with all maps,
             coloured depth, coloured uncertainty, both beside the photograph, cloud of the most certain points.

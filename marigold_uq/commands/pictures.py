@@ -399,7 +399,8 @@ def make_record(picture: np.ndarray, output: MarigoldUQDepthOutput, plan: Plan) 
 def finish(one: Loaded, record: DepthRecord, plan: Plan, failures: list[Failure]) -> None:
     """Write a picture's files, and say so. A full disk concerns all images: that OSError ends the run."""
     try:
-        num_files = write(one.source, record, plan)
+        record, options = in_units(one.source, record, plan)
+        num_files = write(one.source, record, plan, options)
     except OSError:
         raise
     except Exception as error:
@@ -408,19 +409,22 @@ def finish(one: Loaded, record: DepthRecord, plan: Plan, failures: list[Failure]
     tqdm.write(summary_line(one.source.path, record, num_files, time.perf_counter() - one.started))
 
 
-def write(source: Input, record: DepthRecord, plan: Plan) -> int:
-    """Bring to the unit asked for and export, between two states of the record; the number of files."""
-    own = None
-    if plan.points is not None:
-        points = plan.points.of(source.path)
-        height, width = record.depth.shape
-        own = points.at_size(width, height).intrinsics
-        record = to_metric(record, points, plan.units)
+def in_units(source: Input, record: DepthRecord, plan: Plan) -> tuple[DepthRecord, ExportOptions]:
+    """In the unit asked for, and with the lens that is known."""
+    if plan.points is None:
+        return record, plan.lens(None)
+    points = plan.points.of(source.path)
+    height, width = record.depth.shape
+    return to_metric(record, points, plan.units), plan.lens(points.at_size(width, height).intrinsics)
+
+
+def write(source: Input, record: DepthRecord, plan: Plan, options: ExportOptions) -> int:
+    """Export, between two states of the record; the number of files."""
     folder, stem = plan.place(source.name)
     targets = plan.files(source.name)
     note = begin(source, plan, [target.name for target in targets])
     # `overwrite`: an image is made anew as a whole, also where a stopped run left some of its files.
-    export(record, folder, stem, plan.formats, overwrite=True, options=plan.lens(own))
+    export(record, folder, stem, plan.formats, overwrite=True, options=options)
     complete(note)
     return len(targets)
 

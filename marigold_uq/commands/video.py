@@ -15,6 +15,7 @@ from marigold_uq.commands.pictures import (
     Plan,
     begin,
     complete,
+    in_units,
     make_record,
     predict,
     reason,
@@ -22,7 +23,6 @@ from marigold_uq.commands.pictures import (
 )
 from marigold_uq.depth.colors import color_depth, color_uncertainty, saturation
 from marigold_uq.depth.export import DepthRecord, export
-from marigold_uq.depth.metric_points import to_metric
 from marigold_uq.depth.video import Frames, carry_latents, describe_codec, read_frames, write_video
 from marigold_uq.files import make_folder
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
@@ -73,12 +73,9 @@ def predict_frames(frames: Frames, one: Input, plan: Plan, pipeline: MarigoldUQD
         if plan.call.mode not in ONE_STEP_MODES:  # there the start says nothing of the result
             assert isinstance(output.latent, Tensor)
             previous = output.latent
-        record, own = make_record(picture, output, plan), None
-        if plan.points is not None:
-            points = plan.points.of(one.path)
-            record, own = to_metric(record, points, plan.units), points.at_size(*picture.shape[1::-1]).intrinsics
+        record, options = in_units(one, make_record(picture, output, plan), plan)
         if formats:
-            export(record, folder, name, formats, overwrite=True, options=plan.lens(own))
+            export(record, folder, name, formats, overwrite=True, options=options)
         yield record
 
 

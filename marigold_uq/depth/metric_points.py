@@ -266,8 +266,7 @@ def _binary_images(file: IO[bytes]) -> list[tuple[str, int, np.ndarray, np.ndarr
         while (letter := _numbers(file, "c")[0]) != b"\0":
             name += letter
         (count,) = _numbers(file, "Q")
-        raw = file.read(24 * count)
-        seen = np.frombuffer(raw, dtype=[("x", "<f8"), ("y", "<f8"), ("point", "<i8")], count=count)
+        seen = np.frombuffer(file.read(24 * count), dtype=[("x", "<f8"), ("y", "<f8"), ("point", "<i8")], count=count)
         rows = np.stack([seen["x"], seen["y"], seen["point"].astype(float)], 1)
         found.append((name.decode("utf-8"), camera, np.array(pose), rows))
     return found
@@ -278,7 +277,8 @@ def _binary_points(file: IO[bytes]) -> dict[int, np.ndarray]:
     for _ in range(_numbers(file, "Q")[0]):
         number, *values = _numbers(file, "Q3d3Bd")
         found[number] = np.array(values[:3])
-        file.seek(8 * _numbers(file, "Q")[0], 1)
+        (seen_by,) = _numbers(file, "Q")
+        _numbers(file, f"{2 * seen_by}i")
     return found
 
 

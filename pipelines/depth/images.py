@@ -414,7 +414,8 @@ def _resized_in_bands(picture: np.ndarray, resolution: int, method: str) -> torc
 
 def _normalized(rows: np.ndarray) -> torch.Tensor:
     """(h, W, 3) uint8 -> (1, 3, h, W) in [-1, 1]."""
-    return torch.from_numpy(rows.astype(np.float32)).permute(2, 0, 1)[None] / 255.0 * 2.0 - 1.0
+    pixels = torch.from_numpy(rows.astype(np.float32)).permute(2, 0, 1)[None]
+    return pixels.contiguous() / 255.0 * 2.0 - 1.0  # torch (2.13) shrinks channels-last ones to a width of 1 wrongly
 
 
 def resize(

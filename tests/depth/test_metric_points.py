@@ -41,10 +41,10 @@ def write_text_model(folder: Path) -> None:
     folder.mkdir(parents=True)
     camera = f"1 PINHOLE {WIDTH} {HEIGHT} {LENS[0]} {LENS[1]} {LENS[2] + 0.5} {LENS[3] + 0.5}"
     (folder / "cameras.txt").write_text(f"# cameras\n{camera}\n")
-    seen = " ".join(f"{x + 0.5!r} {y + 0.5!r} {i}" for i, (x, y) in enumerate(xy)) + " 3.0 4.0 -1"
-    pose = " ".join(map(repr, [*POSE, *SHIFT]))
+    seen = " ".join(f"{x + 0.5} {y + 0.5} {i}" for i, (x, y) in enumerate(xy.tolist())) + " 3.0 4.0 -1"
+    pose = " ".join(map(str, [*POSE.tolist(), *SHIFT.tolist()]))
     (folder / "images.txt").write_text(f"# images\n7 {pose} 1 room/a b.jpg\n{seen}\n8 {pose} 1 empty.jpg\n\n")
-    rows = "".join(f"{i} {x!r} {y!r} {z!r} 1 2 3 0.5 7 {i}\n" for i, (x, y, z) in enumerate(world))
+    rows = "".join(f"{i} {x} {y} {z} 1 2 3 0.5 7 {i}\n" for i, (x, y, z) in enumerate(world.tolist()))
     (folder / "points3D.txt").write_text(rows)
 
 
@@ -167,7 +167,8 @@ def test_the_command_writes_metres_and_uses_the_models_lens(tmp_path: Path, caps
         return
     found = read_npz(tmp_path / "out" / "photo.npz")
     assert '"units": "mm"' in str(found["metadata"])
-    assert "mm, 2 files" in told.out
+    assert " mm, 2 files" in told.out
+    assert found["depth"].mean() > 500
 
 
 @pytest.mark.parametrize(

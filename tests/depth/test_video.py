@@ -2,11 +2,13 @@
 
 import sys
 
+import cv2
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from marigold_uq.depth import video
 from marigold_uq.depth.video import carry_latents, read_frames, write_video
 from marigold_uq.pipelines.depth.images import ImageError
 
@@ -165,3 +167,38 @@ def test_wrong_latents_are_refused():
     for strength in (-0.1, 1.0):
         with pytest.raises(ValueError, match=r"in \[0, 1\)"):
             carry_latents(torch.zeros(1, 4, 8, 8), torch.zeros(1, 4, 8, 8), strength)
+
+
+def codec_of(path) -> str:
+    """The four letters in the file's header."""
+    capture = cv2.VideoCapture(str(path))
+    code = int(capture.get(cv2.CAP_PROP_FOURCC))
+    capture.release()
+    return code.to_bytes(4, "little").decode()
+
+
+def test_an_mp4_is_h264_where_there_is_an_encoder_and_mpeg4_otherwise(tmp_path, monkeypatch):
+    frames, has_h264 = moving_square(), video._h264_program() is not None
+    path = write_video(tmp_path / "a.mp4", frames, fps=10)
+    assert (codec_of(path).lower() in ("h264", "avc1")) == has_h264
+    assert video.describe_codec().startswith("H.264" if has_h264 else "MPEG-4")
+    monkeypatch.setattr(video, "_h264_program", lambda: None)
+    plain = write_video(tmp_path / "b.mp4", frames, fps=10)
+    assert codec_of(plain).lower() in ("mp4v", "fmp4")
+    assert "install ffmpeg for H.264" in video.describe_codec()
+    assert len(read_frames(path)) == len(read_frames(plain)) == len(frames)
+
+
+@pytest.mark.skipif(video._h264_program() is None, reason="no ffmpeg with libx264 here")
+def test_an_encoder_that_fails_or_is_stopped_leaves_nothing(tmp_path, monkeypatch):
+    def failing():
+        yield from moving_square(2)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_video(tmp_path / "a.mp4", failing(), fps=10)
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(video, "_even_size", lambda shape: (0, 0))
+    with pytest.raises(RuntimeError, match=r"ffmpeg could not write .*a\.mp4"):
+        write_video(tmp_path / "a.mp4", moving_square(2), fps=10)
+    assert not list(tmp_path.iterdir())

@@ -11,12 +11,15 @@ import torch
 from diffusers.pipelines.marigold.marigold_image_processing import MarigoldImageProcessor
 from PIL import Image, ImageOps
 
+from marigold_uq.pipelines.depth import images
 from marigold_uq.pipelines.depth.images import (
     RESAMPLE_METHODS,
     ImageError,
     list_images,
     load_images,
     pad_to_multiple,
+    picture_for_model,
+    read_array,
     resize,
     resize_to_max_edge,
     to_model_input,
@@ -456,3 +459,28 @@ def test_the_type_of_a_path_does_not_matter(tmp_path, monkeypatch):
     Image.new("RGB", (2, 2)).save(tmp_path / "a.png")
     monkeypatch.chdir(tmp_path)
     assert len(load_images([Path("a.png"), "a.png"])) == 2
+
+
+@pytest.mark.parametrize("method", RESAMPLE_METHODS)
+@pytest.mark.parametrize("size", [(61, 97), (97, 61), (200, 9)])
+def test_a_large_picture_is_resized_in_bands_as_if_at_once(method, size, monkeypatch):
+    array = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    monkeypatch.setattr(images, "_LARGE_PIXELS", 100)
+    monkeypatch.setattr(images, "_BAND_PIXELS", 7 * size[1])
+    options = {"resolution": 32, "multiple": 8, "method": method}
+    picture, found = picture_for_model(array, "large", **options)
+    (whole,) = load_images(array)
+    expected, padding = to_model_input(whole.contiguous(), **options)
+    assert picture is array
+    assert (found.padding, found.size) == (padding, size)
+    assert (found.pixels - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P", "I;16"])
+def test_a_picture_to_show_and_for_the_network_is_that_of_load_images(mode, tmp_path):
+    picture = Image.new(mode, (20, 12), 40) if mode != "RGBA" else Image.new(mode, (20, 12), (200, 30, 10, 128))
+    picture.save(tmp_path / "a.png")
+    shown, found = picture_for_model(read_array(tmp_path / "a.png"), "a", resolution=16, multiple=8)
+    (tensor,) = load_images(tmp_path / "a.png")
+    assert np.array_equal(shown, to_uint8(tensor))
+    assert torch.equal(found.pixels, to_model_input(tensor, resolution=16, multiple=8)[0])
