@@ -66,7 +66,9 @@ def memory_of(network: nn.Module, config: TrainingConfig, frozen: Iterable[nn.Mo
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    """What this process holds of them; of sharded ones its part."""
+    local = [getattr(tensor, "to_local", lambda tensor=tensor: tensor)() for tensor in tensors]
+    return sum(tensor.numel() * tensor.element_size() for tensor in local)
 
 
 def peak_memory(device: torch.device) -> int:
