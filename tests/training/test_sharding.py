@@ -99,5 +99,5 @@ def test_two_processes_that_share_the_weights_equal_one_and_resume_as_one(files:
 def test_what_sharding_cannot_do_is_refused(files: tuple[Path, dict[str, Any]]) -> None:
     root, config = files
     path = write_config(root / "average.yaml", config, output=str(root / "average"), ema_decay=0.9)
-    with pytest.raises(AssertionError, match="set training.ema_decay to 0"):
+    with pytest.raises(AssertionError, match=r"set training\.ema_decay to 0"):
         launch_two(path)
