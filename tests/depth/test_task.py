@@ -10,6 +10,7 @@ from scoringrules import crps_normal
 from support.tiny_training import tiny_pipeline
 from torch import Tensor, nn
 
+from marigold_uq import MarigoldUQDepthPipeline
 from marigold_uq.depth.task import DepthTask
 from marigold_uq.training.objective import ObjectiveConfig
 
