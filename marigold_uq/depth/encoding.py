@@ -41,6 +41,11 @@ class LatentEncoder:
     def __init__(
         self, pipeline: MarigoldUQDepthPipeline, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
     ) -> None:
+        if pipeline.image_encoder is not None and pipeline.baseline is None:
+            raise ValueError(
+                "a model with an image encoder learns its encoder's fusion too, from kept features and not from "
+                "latents: see python -m scripts.studies.embedded.cache_features"
+            )
         self.pipeline, self.device = pipeline, torch.device(device)
         self.vae = pipeline.vae if dtype is None else copy.deepcopy(pipeline.vae).to(dtype)
         if pipeline.image_encoder is None:

@@ -132,7 +132,8 @@ def choose_depth_family(config: DepthTrainConfig) -> FamilyCandidate | None:
     Where only the head learns (trainable "head") there is no trunk to train, and a point model has nothing to learn.
     """
     start, selection, seed = config.start, config.selection, config.training.seed
-    _require_point_start(start)
+    if config.baseline is None:  # around one, a head is taken off
+        _require_point_start(start)
     if config.trainable == "head":
         families = selection.candidates or default_candidates(selection.score)
         learning = [one for one in families if one.num_outputs > 1]

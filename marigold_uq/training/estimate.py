@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from marigold_uq.training.config import TrainingConfig
 from marigold_uq.training.order import BatchPlan
@@ -66,7 +67,9 @@ def memory_of(network: nn.Module, config: TrainingConfig, frozen: Iterable[nn.Mo
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    """What this process holds of them; of sharded ones its part."""
+    local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
+    return sum(tensor.numel() * tensor.element_size() for tensor in local)
 
 
 def peak_memory(device: torch.device) -> int:
@@ -95,7 +98,7 @@ def rehearse(task: Any, network: nn.Module, plan: BatchPlan, accelerator: Any, s
     Nothing is changed: gradients are thrown away, and no stream of random numbers moves. None for a task that cannot
     rehearse.
     """
-    if not task.can_rehearse:
+    if not task.can_rehearse or len(task.dataset) < plan.size:  # too small a data set is the loop's to refuse
         return None
     if hasattr(task.dataset, "set_epoch"):
         task.dataset.set_epoch(0)

@@ -10,6 +10,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from marigold_uq.training.config import TrainingConfig
 
@@ -50,7 +51,14 @@ def is_sharded(accelerator: Accelerator) -> bool:
 
 def whole_copy(accelerator: Accelerator, network: nn.Module) -> nn.Module | None:
     """A copy of the network before it is shared out, which takes the gathered weights; None where it stays whole."""
-    if not is_sharded(accelerator) or not accelerator.is_main_process:
+    if not is_sharded(accelerator):
+        return None
+    if any(parameter._backward_hooks for parameter in network.parameters()):
+        raise ValueError(
+            "FSDP puts other parameters in the place of those whose gradients are held back (trainable 'head'): train "
+            "those without FSDP; they take little memory"
+        )
+    if not accelerator.is_main_process:
         return None
     return copy.deepcopy(network).cpu()
 
@@ -68,6 +76,6 @@ def gathered(accelerator: Accelerator, network: nn.Module, whole: nn.Module | No
 
 def whole_number(value: Tensor | float | None) -> float:
     """A number of which every process may hold a part."""
-    whole = getattr(value, "full_tensor", None)
-    found = whole() if whole is not None else value
-    return float(found) if found is not None else float(torch.nan)
+    if isinstance(value, DTensor):
+        value = value.full_tensor()
+    return float(torch.nan if value is None else value)

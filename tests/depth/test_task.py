@@ -10,6 +10,7 @@ from scoringrules import crps_normal
 from support.tiny_training import tiny_pipeline
 from torch import Tensor, nn
 
+from marigold_uq import MarigoldUQDepthPipeline
 from marigold_uq.depth.task import DepthTask
 from marigold_uq.training.objective import ObjectiveConfig
 
@@ -220,3 +221,17 @@ def test_the_saved_pipeline_needs_no_text_encoder(tmp_path: Path) -> None:
     task.save(task.network, tmp_path / "model")
     assert not (tmp_path / "model" / "text_encoder").exists()
     assert (tmp_path / "model" / "prompt_embedding").exists()
+
+
+def test_the_frozen_autoencoder_may_encode_in_bfloat16_and_stays_what_it_is(tmp_path: Path) -> None:
+    whole, pipeline = make_task(), tiny_pipeline()
+    task = DepthTask(pipeline, [], ObjectiveConfig(), encoder_dtype=torch.bfloat16)
+    batch = task.collate([sample(0)])[0][1]
+    one, two = (each.encoder.encode(batch) for each in (whole, task))
+    torch.testing.assert_close(one.target, two.target, rtol=0.05, atol=0.05)
+    assert not torch.equal(one.target, two.target)
+    assert two.target.dtype == torch.float32
+    assert pipeline.vae.dtype == torch.float32
+    task.save(task.network, tmp_path / "model")
+    saved = MarigoldUQDepthPipeline.from_pretrained(tmp_path / "model").vae.state_dict()
+    assert all(torch.equal(saved[name], value) for name, value in whole.pipeline.vae.state_dict().items())
