@@ -48,7 +48,7 @@ def run_demo(options: DemoOptions, invocation: Invocation | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # then, too, temporary files go
     with TemporaryDirectory(prefix="marigold-uq-demo-") as folder:
         prepare_gradio(Path(folder))
-        from marigold_uq.commands.depth import sample_pictures
+        from marigold_uq.commands.pictures import sample_pictures
         from marigold_uq.depth.demo_page import Demo, serve
         from marigold_uq.depth.model import load_pipeline
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from marigold_uq.depth.config import DepthTrainConfig
 from marigold_uq.depth.data import DepthDataError
 from marigold_uq.depth.run import make_task, make_validation, open_part
-from marigold_uq.depth.task import DepthTask
+from marigold_uq.depth.task import DepthTask, PictureTask
 from marigold_uq.training.estimate import Estimate, free_space, gigabytes
 from marigold_uq.training.loop import Trainer, make_accelerator
 from marigold_uq.training.selection import AUTO
@@ -78,14 +78,15 @@ def examine(config: DepthTrainConfig) -> DryRun:
         config = replace(config, start=replace(config.start, noise_family="gaussian"))
     _open_data(found, config)
     accelerator = make_accelerator(config.training)
-    task: DepthTask | None = None
+    task: PictureTask | None = None
     with found.stage("start", 1):
         task = make_task(config, config.start, accelerator.device)
     _check_place(found, config)
     if task is None:
         return found
     samples = _read(found, config, task)
-    _encode(found, config, task, samples)
+    if isinstance(task, DepthTask):  # an image encoder and its decoder learn, so there is nothing to encode before
+        _encode(found, config, task, samples)
     with found.stage("step", 2 * (config.training.micro_batch_size or config.training.batch_size)):
         found.estimate = Trainer(task, config.training, accelerator).estimate()
     _validate(found, config, task, accelerator)
@@ -115,7 +116,7 @@ def _check_place(found: DryRun, config: DepthTrainConfig) -> None:
         found.problems.append(f"training.output={output} holds a run, and training.resume is 'never'")
 
 
-def _read(found: DryRun, config: DepthTrainConfig, task: DepthTask) -> list[Any]:
+def _read(found: DryRun, config: DepthTrainConfig, task: PictureTask) -> list[Any]:
     """Samples as training reads them; broken ones are problems unless they are skipped."""
     samples: list[Any] = []
     started = time.perf_counter()
@@ -160,7 +161,7 @@ def _encode(found: DryRun, config: DepthTrainConfig, task: DepthTask, samples: l
         (found.problems if len(empty) == len(samples) else found.notes).append(text)
 
 
-def _validate(found: DryRun, config: DepthTrainConfig, task: DepthTask, accelerator: Any) -> None:
+def _validate(found: DryRun, config: DepthTrainConfig, task: PictureTask, accelerator: Any) -> None:
     if config.validation.data is None:
         return
     with TemporaryDirectory() as pictures, found.stage("validation", 1):
@@ -169,7 +170,7 @@ def _validate(found: DryRun, config: DepthTrainConfig, task: DepthTask, accelera
         validation(task.pipeline, 0, Path(pictures))
 
 
-def _save(found: DryRun, config: DepthTrainConfig, task: DepthTask) -> None:
+def _save(found: DryRun, config: DepthTrainConfig, task: PictureTask) -> None:
     """The model, on the disk where it will lie."""
     output = config.training.output.absolute()
     place = next(path for path in (output, *output.parents) if path.is_dir())

@@ -280,10 +280,11 @@ def load_vae(path: Path) -> ModelMixin:
 
     folder = path / "vae" if (path / "vae").is_dir() else path
     config = AutoencoderKL.load_config(str(folder))
-    kind = getattr(diffusers, str(config.get("_class_name")), None)
+    kind: Any = getattr(diffusers, str(config.get("_class_name")), None)
     if not (isinstance(kind, type) and issubclass(kind, ModelMixin)):
         raise ValueError(f"{folder} is of the class {config.get('_class_name')!r}; expected a VAE of diffusers")
-    return kind.from_pretrained(str(folder), use_safetensors=True)
+    vae: ModelMixin = kind.from_pretrained(str(folder), use_safetensors=True)
+    return vae
 
 
 def training_data(config: DepthTrainConfig) -> Ordered:

@@ -61,9 +61,8 @@ class DepthCells(ModelMixin, ConfigMixin):
         if not offset > 0:
             raise ValueError(f"offset must be positive; got {offset}")
         last = nn.Conv2d(guide_channels, 9 * upsampling**2, 1)
-        with torch.no_grad():
-            last.weight.zero_()
-            last.bias.copy_(_linear_logits(upsampling))
+        nn.init.zeros_(last.weight)
+        last.bias = nn.Parameter(_linear_logits(upsampling))
         self.weights = nn.Sequential(
             LayerNorm2d(guide_channels), nn.Conv2d(guide_channels, guide_channels, 3, padding=1), nn.GELU(), last
         )

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, Self, TypeAlias
+from typing import Any, ClassVar, Literal, Self, TypeAlias, cast
 
 import torch
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
@@ -268,10 +268,12 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
             baseline_options: Further arguments of `DepthBaseline.open`, for instance revision, or space and metric.
             kwargs: Of loading `start` (dtype, variant, revision, ...).
         """
-        if not isinstance(baseline, DepthBaseline):
-            baseline = DepthBaseline.open(os.fspath(baseline), stored=stored, **(baseline_options or {}))
+        if isinstance(baseline, DepthBaseline):
+            opened = baseline
+        else:
+            opened = DepthBaseline.open(os.fspath(baseline), stored=stored, **(baseline_options or {}))
         pipeline = cls.from_pretrained(start, **kwargs)
-        give_baseline(pipeline, baseline.to(pipeline.unet.dtype))
+        give_baseline(pipeline, opened.to(pipeline.unet.dtype))
         options = {"num_components": num_components, "rank": rank}
         return pipeline.with_family(noise_family, initial_scale=initial_scale, **options)
 
@@ -647,7 +649,7 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
     ) -> list[MemberLatents]:
         """6. The members of each image: the prediction's own chains, draws along them, or chains beside them."""
         if call.mode in ONE_STEP_MODES:
-            return [MemberLatents(own.members, own.epistemic, own.first) for (own,) in chains]
+            return [MemberLatents(cast(Tensor, own.members), own.epistemic, own.first) for (own,) in chains]
         if call.beside:
             shapes = [(call.num_members, *start.shape[1:]) for start in starts]
             streams = [member_generators(base_seed(one), call.num_members) for one in own_streams]
