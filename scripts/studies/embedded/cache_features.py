@@ -31,7 +31,7 @@ from marigold_uq.depth.data.shards import write_shard
 from marigold_uq.files import make_folder
 from marigold_uq.models.condition_encoder import ConditionEncoder
 
-SHAPES = ((384, 512),) * 6 + ((192, 512), (512, 384))
+SHAPES = ((384, 512),) * 4 + ((288, 384),) * 2 + ((192, 512), (512, 384))
 """(height, width) of the pictures of shard k is SHAPES[k % 8]."""
 COLOURS = PhotometricTransform(
     brightness=0.3, contrast=0.3, gamma=0.3, saturation=0.4, hue=0.15, white_balance=0.15, grayscale=0.05,

@@ -1,6 +1,6 @@
 """Train a depth model with an image encoder, on kept features or on pictures.
 
-python -m scripts.studies.embedded.train --config configs/depth/embedded/conditioned.yaml
+python -m scripts.studies.embedded.train --config configs/depth/embedded/base.yaml
 """
 
 import sys

@@ -1,28 +1,12 @@
 """The study of calibrating on photographs, on a few tiny pictures: what it prints, and what it refuses."""
 
-import json
 import re
 from pathlib import Path
 
-import numpy as np
-from PIL import Image
-from support.tiny_depth import picture, tiny_pipeline
+from support.photographs import write_photographs
+from support.tiny_depth import tiny_pipeline
 
 from scripts.studies.embedded.calibrate_photographs import main
-
-
-def write_photographs(root: Path, count: int, per_source: int) -> Path:
-    rows = []
-    for folder in ("rgb", "depth"):
-        (root / folder).mkdir(parents=True)
-    for index in range(count):
-        name = f"p{index}"
-        Image.fromarray((255 * picture(12, 16, index)).astype(np.uint8)).save(root / f"rgb/{name}.png")
-        depth = np.linspace(1, 5, 12)[:, None] + np.random.default_rng(index).random((12, 16))
-        np.save(root / f"depth/{name}.npy", depth.astype(np.float32))
-        rows.append({"name": name, "group": f"source{index // per_source}"})
-    (root / "index.json").write_text(json.dumps(rows))
-    return root
 
 
 def test_the_table_has_a_row_per_calibration_and_says_where_units_are_too_few(tmp_path: Path, capsys) -> None:
