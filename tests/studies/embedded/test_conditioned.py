@@ -85,14 +85,16 @@ def test_the_script_scores_scenes_and_writes_what_it_did(tmp_path: Path) -> None
 def test_each_training_stage_starts_from_what_the_one_before_leaves() -> None:
     options = ReproduceOptions(ROOT / "configs" / "depth" / "embedded")
     words = [stage.words[2:] for stage in stages(options) if stage.words[1].endswith("embedded.train")]
-    base, more, later = (parse_options(ConditionedTrainConfig, *own) for own in words)
+    base, more, later, whole = (parse_options(ConditionedTrainConfig, *own) for own in words)
     assert (str(base.start.encoder), base.start.pipeline) == ("runs/embedded/encoder", None)
     assert (more.start.pipeline, more.start.encoder) == (base.training.output / "model", None)
     assert (later.start.pipeline, later.start.encoder) == (more.training.output / "model", None)
     assert base.features == more.features
     assert later.features == base.features
     assert later.backbone == "later"
-    rates = [one.training.optimizer.learning_rate for one in (base, more, later)]
+    assert whole.start.pipeline == later.training.output / "model"
+    assert (whole.backbone, whole.features) == ("all", None)
+    rates = [one.training.optimizer.learning_rate for one in (base, more, later, whole)]
     assert rates == sorted(rates, reverse=True)
 
 
