@@ -22,13 +22,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from marigold_uq.calibration import Calibration
+from marigold_uq.denoising import predict_output
 from marigold_uq.depth.onnx_model import INPUT, METADATA, OUTPUTS, OnnxDepth
 from marigold_uq.distributions import GaussianDistribution
 from marigold_uq.files import atomic_path
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
 from marigold_uq.pipelines.depth.call import available_modes
 from marigold_uq.pipelines.depth.latents import decode_maps, encode_conditions
-from marigold_uq.sampling import one_step_distribution
 
 __all__ = ["OneStepDepth", "OnnxExport", "export_onnx"]
 
@@ -95,17 +95,18 @@ class OneStepDepth(nn.Module):
         return prediction, std, torch.cat([prediction - reach, prediction + reach], 1)
 
     def latents(self, condition: Tensor) -> Tensor:
-        """Mean and members of the distribution of x_0, (1 + E, C, h, w)."""
-        size = condition.shape[-2:]
-        law = one_step_distribution(
-            self.pipeline.denoiser(condition), self.scheduler, _cut(self.start, size)
-        ).marginal()
+        """Where one step with the mean ends, and members of the distribution of x_0, (1 + E, C, h, w)."""
+        size, scheduler = condition.shape[-2:], self.scheduler
+        t, x_t = scheduler.timesteps[0], _cut(self.start, size) * scheduler.init_noise_sigma
+        output = predict_output(self.pipeline.denoiser(condition), scheduler, x_t, t)
+        law = scheduler.original_distribution(output, t, x_t).scaled(scheduler.config.tau).marginal()
         assert isinstance(law, GaussianDistribution)
         deviations = self.deviations
         if self.mode == "trajectory":
             deviations = _cut(deviations, size)
             deviations = deviations - deviations.mean(0, keepdim=True)
-        return torch.cat([law.loc, law.loc + law.scale * deviations])
+        end = scheduler.reverse_distribution(output, t, x_t).mean  # not quite x_0 where the schedule keeps some noise
+        return torch.cat([end, law.loc + law.scale * deviations])
 
     def _moments(self, maps: Tensor) -> tuple[Tensor, Tensor]:
         """Prediction and standard deviation of maps (1 + E, 1, H, W), in the pipeline's units."""
