@@ -37,9 +37,9 @@ def test_it_loads_by_name_without_a_word(caplog: pytest.LogCaptureFixture) -> No
     assert not caplog.records, [record.message for record in caplog.records]
 
 
-def test_it_is_calibrated_for_its_default_steps_in_both_modes_and_many_coverages() -> None:
+def test_it_is_calibrated_for_its_default_steps_in_all_modes_and_many_coverages() -> None:
     pipeline = MarigoldUQDepthPipeline.from_pretrained("embedded")
-    assert sorted(str(record.uncertainty) for record in pipeline.calibrations) == ["ensemble", "trajectory"]
+    assert sorted(str(record.uncertainty) for record in pipeline.calibrations) == ["ensemble", "marginal", "trajectory"]
     for record in pipeline.calibrations:
         assert record.num_inference_steps == pipeline.config.default_denoising_steps
         assert record.interval is not None
@@ -53,13 +53,13 @@ def test_on_scenes_it_never_saw_it_beats_a_ramp_and_its_interval_holds() -> None
     Coverage of single scenes varies a lot (its standard deviation is about 0.15), so the mean of 16 is within 0.12 of
     90 % at three standard errors.
     """
-    scenes = ProceduralScenes(16, seed=7, split="test")
-    predictor = PipelinePredictor(PipelineOptions("embedded", "trajectory", 10, batch_size=10), (0.9,))
+    scenes = ProceduralScenes(16, seed=7, height=384, width=512, split="test")
+    predictor = PipelinePredictor(PipelineOptions("embedded", "marginal", 10), (0.9,))
     protocol = DepthProtocol("least_squares", "depth", False, None, None)
     errors, ramps, covered = [], [], []
     for scene in scenes:
         aligned = protocol.align(predictor.predict(scene), scene)
-        ramp = -torch.arange(192.0)[:, None].expand(192, 256)
+        ramp = -torch.arange(384.0)[:, None].expand(384, 512)
         errors.append(relative_error(aligned))
         ramps.append(relative_error(protocol.align(Members.of(ramp[None]), scene)))
         prediction = aligned.prediction
@@ -67,7 +67,7 @@ def test_on_scenes_it_never_saw_it_beats_a_ramp_and_its_interval_holds() -> None
         assert prediction.bounds is not None
         ((lower, upper),) = prediction.bounds
         covered.append(float(((aligned.target >= lower) & (aligned.target <= upper)).double().mean()))
-    assert np.mean(errors) < 0.9 * np.mean(ramps)
+    assert np.mean(errors) < 0.7 * np.mean(ramps)
     assert 0.78 < np.mean(covered) < 0.99
 
 
@@ -87,3 +87,21 @@ def test_the_readme_s_first_command_leaves_depth_uncertainty_and_a_sheet(tmp_pat
                 assert maps["depth"].shape == image.size[::-1]
             assert 0 <= maps["depth"].min() <= maps["depth"].max() <= 1
             assert maps["uncertainty"].min() > 0
+
+
+def test_its_card_names_whose_weights_it_started_from() -> None:
+    card = (embedded_path() / "README.md").read_text(encoding="utf-8")
+    assert "MobileSAM" in card
+    assert "Apache-2.0" in card
+
+
+def test_asking_for_uncertainty_changes_no_prediction() -> None:
+    pipeline = MarigoldUQDepthPipeline.from_pretrained("embedded")
+    pipeline.set_progress_bar_config(disable=True)
+    picture = sample_pictures()[0]
+    plain = pipeline(picture, generator=torch.Generator().manual_seed(0))
+    unsure = pipeline(picture, generator=torch.Generator().manual_seed(0), uncertainty="marginal", coverage=0.9)
+    np.testing.assert_array_equal(plain.prediction, unsure.prediction)
+    lower, upper = unsure.interval[..., 0:1], unsure.interval[..., 1:2]
+    assert (lower <= unsure.prediction).all()
+    assert (unsure.prediction <= upper).all()
