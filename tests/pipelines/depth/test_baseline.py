@@ -304,6 +304,14 @@ def test_pictures_are_prepared_as_the_models_processor_prepares_them():
             assert options.size(height, width) == found
 
 
+@pytest.mark.parametrize("size", [(480, 640), (375, 1242), (32, 63), (100, 150)])
+def test_pictures_of_glpn_are_rounded_down_as_its_processor_does(models, size):
+    from transformers.models.glpn.image_processing_pil_glpn import GLPNImageProcessorPil
+
+    theirs = GLPNImageProcessorPil()(np.zeros((*size, 3), np.uint8), return_tensors="np")["pixel_values"]
+    assert DepthBaseline.open(models["glpn"]).network.inputs.size(*size) == theirs.shape[-2:]
+
+
 def test_the_models_own_preprocessor_config_counts(tmp_path):
     folder = Path(write_model("dpt", tmp_path / "dpt"))
     settings = {"size": {"height": 24, "width": 40}, "keep_aspect_ratio": True, "ensure_multiple_of": 8}
