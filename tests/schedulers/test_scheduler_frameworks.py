@@ -251,7 +251,7 @@ def test_the_original_distribution_takes_a_timestep_per_sample(framework: str) -
 def test_one_step_of_the_exponential_schedule_is_refused_because_stocks_starts_at_sigma_min() -> None:
     scheduler = build("edm exponential", "gaussian")
     scheduler.set_timesteps(1)
-    with pytest.raises(ValueError, match="x_t must be mostly signal"):
+    with pytest.raises(ValueError, match="x_t must be mostly noise at its first timestep"):
         one_step_distribution(lambda x_t, t: x_t.repeat(1, 2, 1), scheduler, torch.zeros(1, 1, 2))
 
 
