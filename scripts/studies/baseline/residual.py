@@ -29,7 +29,8 @@ import torch
 from marigold_uq.commands.cache import CacheOptions, run_cache
 from marigold_uq.commands.runner import Invocation, run_command
 from marigold_uq.depth.cache import folder_of_part
-from marigold_uq.depth.calibrate import DepthCalibration, calibrate_depth
+from marigold_uq.depth.calibration.options import DepthCalibration
+from marigold_uq.depth.calibration.pipelines import calibrate_depth
 from marigold_uq.depth.config import DataPart, DepthTrainConfig, StartConfig
 from marigold_uq.depth.data import DepthTransform
 from marigold_uq.depth.evaluation.evaluate import evaluate_depth
