@@ -157,6 +157,8 @@ def choose_depth_family(config: DepthTrainConfig) -> FamilyCandidate | None:
     facts: dict[str, Any] = {name: asdict(getattr(config, name)) for name in names}
     facts |= {
         "baseline": config.baseline,
+        "baseline_options": config.baseline_options,
+        "lora_rank": config.lora_rank,
         "data": [asdict(part) for part in config.data],
         "pictures": asdict(config.validation.data),
     }
