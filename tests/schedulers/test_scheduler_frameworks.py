@@ -33,6 +33,7 @@ from marigold_uq.schedulers import (
     DistributionalDDIMScheduler,
     DistributionalEDMScheduler,
     DistributionalFlowMatchScheduler,
+    DistributionalLCMScheduler,
     DistributionalScheduler,
     NoiseLevel,
     OutputForm,
@@ -223,6 +224,12 @@ def test_the_rows_of_a_table_over_ddims_timesteps_are_these_timesteps() -> None:
     assert torch.equal(scheduler.noise_index(every), every)
     assert torch.equal(scheduler.table_timesteps(50), every)
     assert scheduler.noise_index(every, 10).tolist() == [t // 5 for t in range(50)]
+
+
+def test_the_scheduler_of_distilled_models_has_the_table_of_ddim() -> None:
+    scheduler, every = DistributionalLCMScheduler(), torch.arange(1000)
+    assert torch.equal(scheduler.noise_index(every), every)
+    assert scheduler.table_timesteps(10).tolist() == [50, 150, 250, 350, 450, 550, 650, 750, 850, 999]
 
 
 def test_ddim_trains_at_every_timestep_alike() -> None:
