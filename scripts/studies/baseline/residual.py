@@ -46,6 +46,8 @@ from marigold_uq.training.objective import ObjectiveConfig
 EDGE = 128
 """Longer edge of the scenes."""
 BATCH = 8
+MEMBERS = 10
+"""Of every ensemble, in one network call."""
 ADVANTAGE = 2
 """How many times the steps of the residual the network is trained without a baseline."""
 MEASURES = (
@@ -167,13 +169,14 @@ def evaluate(study: Study, model: Path, output: Path, uncertainty: str) -> None:
                 output=output.with_name(output.name + "-calibrated"),
                 data=DataOptions("scenes", str(study.scenes / "validation"), limit=32),
                 modes=["trajectory"],
+                batch_size=MEMBERS,
                 device="cpu",
             )
         )
         model = output.with_name(output.name + "-calibrated")
     evaluate_depth(
         DepthEvaluation(
-            pipeline=PipelineOptions(model=str(model), uncertainty=uncertainty, device="cpu"),
+            pipeline=PipelineOptions(str(model), uncertainty, batch_size=MEMBERS, device="cpu"),
             data=DataOptions("scenes", str(study.scenes / "test")),
             score=ScoreOptions(metrics=("depth", "probabilistic", "calibrated", "ranking"), level=0.9),
             output=output,
