@@ -50,9 +50,9 @@ def check_start(scheduler: DistributionalScheduler) -> None:
     if share > 0.5:
         spacing = scheduler.config.get("timestep_spacing")
         raise ValueError(
-            f"the chain starts from pure noise, but at its first timestep, t = {first}, x_t must be mostly signal: "
-            f"{share:.0%} of its variance. Build the scheduler with timestep_spacing='trailing' (it has {spacing!r}) "
-            f"or take more steps (it takes {scheduler.num_inference_steps})"
+            "the chain starts from pure noise, so x_t must be mostly noise at its first timestep; at this one, "
+            f"t = {first}, {share:.0%} of its variance is signal. Build the scheduler with timestep_spacing='trailing' "
+            f"(it has {spacing!r}) or take more steps (it takes {scheduler.num_inference_steps})"
         )
 
 

@@ -234,7 +234,7 @@ def test_the_initial_noise_is_standard_normal_with_one_stream_per_member() -> No
 def test_a_chain_whose_first_timestep_is_mostly_signal_is_refused(spacing: str) -> None:
     """One step with stock's default spacing starts at t = 0 or 1: it would hand back the noise that it starts from."""
     scheduler = build("gaussian", 1, timestep_spacing=spacing)
-    with pytest.raises(ValueError, match=rf"starts from pure noise.*mostly signal.*trailing.*{spacing}"):
+    with pytest.raises(ValueError, match=rf"starts from pure noise.*mostly noise.*trailing.*{spacing}"):
         reverse_diffusion(network_for("gaussian", scheduler), scheduler, torch.zeros(2, 2, 2))
 
 

@@ -49,13 +49,21 @@ class Comparison:
         differences = tuple(math.inf if row is None else float(row.mean()) for row in paired)
         num_units = scores.shape[1]
         errors = tuple(math.inf if row is None else float(row.std()) / math.sqrt(num_units) for row in paired)
-        near = [ok and difference <= error for ok, difference, error in zip(finite, differences, errors, strict=True)]
-        return cls(tuple(means), differences, errors, best, near.index(True), num_units)
+        return cls(tuple(means), differences, errors, best, _near(differences, errors)[0], num_units)
 
-    def better_half(self) -> list[int]:
-        """The better half, rounded up, with the candidate that would be chosen now; in rising order of complexity."""
+    def near(self) -> list[int]:
+        """Candidates at most one standard error of their difference behind the best, simplest first."""
+        return _near(self.differences, self.standard_errors)
+
+    def contenders(self) -> list[int]:
+        """The better half, rounded up, and all that are near the best, simplest first: who may still be the best."""
         ranked = sorted(range(len(self.scores)), key=lambda index: self.scores[index])
-        return sorted({*ranked[: (len(ranked) + 1) // 2], self.chosen})
+        return sorted({*ranked[: (len(ranked) + 1) // 2], *self.near()})
+
+
+def _near(differences: Sequence[float], errors: Sequence[float]) -> list[int]:
+    pairs = zip(differences, errors, strict=True)
+    return [index for index, (difference, error) in enumerate(pairs) if difference <= error < math.inf]
 
 
 def unit_means(scores: Tensor, units: Sequence[Hashable]) -> Tensor:

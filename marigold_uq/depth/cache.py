@@ -81,6 +81,7 @@ def cache_latents(
     make_folder(folder)
     augmented = AugmentedDataset(dataset, transform, seed)
     facts = {"data": data, "transform": asdict(transform), "length": len(dataset), "seed": seed}
+    facts["dtype"] = str(encoder.vae.dtype).removeprefix("torch.")
     _write_record(folder, {"encoder": encoder.identity(), "shard_size": shard_size, **facts})
     jobs = _jobs(folder, len(dataset), shard_size, variants)[process::processes]
     missing = [job for job in jobs if not _is_done(job.folder, check)]
@@ -123,7 +124,7 @@ def _jobs(folder: Path, length: int, shard_size: int, variants: int) -> list[_Jo
 
 
 def _write_record(folder: Path, asked: dict[str, Any]) -> None:
-    """The record of a new cache; an old one must agree. Unfinished files of killed processes are removed."""
+    """The record of a new cache; an old one must agree."""
     path = folder / RECORD
     if path.exists():
         require_same(folder, json.loads(path.read_text(encoding="utf-8")), asked)

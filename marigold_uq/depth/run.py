@@ -21,7 +21,7 @@ from marigold_uq.depth.config import DataPart, DepthTrainConfig, StartConfig, Va
 from marigold_uq.depth.data import AugmentedDataset, LatentShards, MixtureDataset, build_dataset
 from marigold_uq.depth.task import DepthTask, PictureTask, measure_residual
 from marigold_uq.depth.validation import DepthValidation, picture_scores
-from marigold_uq.models.depth_baseline import DepthBaseline
+from marigold_uq.models.depth_baseline import UNMEASURED, DepthBaseline
 from marigold_uq.models.prompt_embedding import PromptEmbedding
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
 from marigold_uq.pipelines.depth.baseline import give_baseline
@@ -103,8 +103,8 @@ def make_task(
     for part in config.data:
         if part.name == "latents":
             check_cache(Path(part.root or ""), task.encoder)
-    if pipeline.baseline is not None:
-        measure_residual(task)
+    if pipeline.baseline is not None and pipeline.baseline.config.residual_scale == UNMEASURED:
+        measure_residual(task)  # once: a U-Net that has learnt speaks in the units it was taught
     return task
 
 
@@ -157,6 +157,8 @@ def choose_depth_family(config: DepthTrainConfig) -> FamilyCandidate | None:
     facts: dict[str, Any] = {name: asdict(getattr(config, name)) for name in names}
     facts |= {
         "baseline": config.baseline,
+        "baseline_options": config.baseline_options,
+        "lora_rank": config.lora_rank,
         "data": [asdict(part) for part in config.data],
         "pictures": asdict(config.validation.data),
     }

@@ -19,12 +19,15 @@ from diffusers.models.modeling_utils import ModelMixin
 from torch import Tensor, nn
 
 __all__ = [
-    "BASELINES", "OPENERS", "BaselineNetwork", "DepthBaseline", "ModelMixin", "RegisteredBaseline", "register_baseline",
+    "BASELINES", "OPENERS", "UNMEASURED", "BaselineNetwork", "DepthBaseline", "ModelMixin", "RegisteredBaseline",
+    "register_baseline",
 ]  # fmt: skip
 
 Space: TypeAlias = Literal["depth", "disparity"]
 DepthFunction: TypeAlias = Callable[[Tensor], Tensor]
 """Pictures (B, 3, H, W) in [0, 1] -> maps (B, h, w)."""
+UNMEASURED = 1.0
+"""The `residual_scale` of a baseline around which nothing has learnt yet."""
 _NETWORK = "network"
 """Subfolder of a baseline that is saved by value."""
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -111,6 +114,7 @@ class InputOptions:
         height, width: Size that the picture is resized to; None keeps its own.
         keep_aspect: Scale by whichever of the two changes less, instead of to exactly this size.
         multiple: Edges are multiples of it.
+        round_down: To the next lower multiple instead of the nearest.
         mean, std: Of the colours it was trained on.
         one_by_one: Pictures of a batch influence each other, so each goes alone.
     """
@@ -122,6 +126,7 @@ class InputOptions:
     mean: tuple[float, ...] = _HALVES[0]
     std: tuple[float, ...] = _HALVES[1]
     one_by_one: bool = False
+    round_down: bool = False
 
     def size(self, height: int, width: int) -> tuple[int, int]:
         """The size that a picture of (height, width) pixels is given."""
@@ -131,7 +136,8 @@ class InputOptions:
         return self._whole(rows * height), self._whole(columns * width)
 
     def _whole(self, edge: float) -> int:
-        return max(self.multiple, round(edge / self.multiple) * self.multiple)
+        parts = edge / self.multiple
+        return max(self.multiple, (int(parts + 1e-6) if self.round_down else round(parts)) * self.multiple)
 
 
 @dataclass(frozen=True)
@@ -155,7 +161,7 @@ def _convention(config: Any) -> Convention | None:
     if kind == "dpt":
         return Convention("disparity", False, InputOptions(edge, edge, False, 1, *_HALVES))
     if kind == "glpn":
-        return Convention("depth", True, InputOptions(None, None, True, 32, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)))
+        return Convention("depth", True, InputOptions(None, None, True, 32, (0.0,) * 3, (1.0,) * 3, round_down=True))
     if kind == "zoedepth":  # its choice between indoor and outdoor heads is a vote of the whole batch
         return Convention("depth", True, InputOptions(384, 512, True, 32, *_HALVES, one_by_one=True))
     if kind == "depth_pro":
@@ -304,7 +310,7 @@ class DepthBaseline(ModelMixin, ConfigMixin):
         space: Space = "depth",
         metric: bool = False,
         weights: str | None = None,
-        residual_scale: float = 1.0,
+        residual_scale: float = UNMEASURED,
     ) -> None:
         super().__init__()
         if stored not in ("reference", "value"):

@@ -93,6 +93,8 @@ class DistributionalLCMScheduler(DistributionalScheduler, LCMScheduler):
     output_form = DistributionalDDIMScheduler.output_form
     sample_timesteps = DistributionalDDIMScheduler.sample_timesteps
     noisiest_timestep = DistributionalDDIMScheduler.noisiest_timestep
+    timesteps_at = DistributionalDDIMScheduler.timesteps_at
+    table_position = DistributionalDDIMScheduler.table_position
 
     def previous_level(self, timestep: int | float) -> Any:
         """That of the next lower used timestep, or of the final alpha_bar."""

@@ -239,9 +239,9 @@ def select_family(
 ) -> Selection | None:
     """Successive halving by paired held-out scores; the simplest candidate within one standard error of the best wins.
 
-    All candidates are trained for the steps of the first round. The better half stays, with the candidate that the rule
-    would choose now, so that a simple family is not dropped by noise. Those are trained twice as long, and so on, up to
-    `final_steps`. A candidate that diverges (FloatingPointError) is never chosen.
+    All candidates are trained for the steps of the first round. The better half stays, and whoever is not more than one
+    standard error behind the best: an early round drops nobody by noise. Those are trained twice as long, and so on, up
+    to `final_steps`. A candidate that diverges (FloatingPointError) is never chosen.
 
     Args:
         candidates: At least two.
@@ -271,7 +271,7 @@ def select_family(
         comparison = Comparison.of(_score_rows(trials))
         rounds.append(_Round(steps, trials, comparison))
         chosen = remaining[comparison.chosen]
-        remaining = [remaining[index] for index in comparison.better_half()]
+        remaining = [remaining[index] for index in comparison.contenders()]
     return Selection(chosen, rounds)
 
 

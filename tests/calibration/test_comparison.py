@@ -38,12 +38,21 @@ def test_a_candidate_that_diverged_is_never_chosen() -> None:
         Comparison.of(rows[:2])
 
 
-def test_the_better_half_keeps_the_candidate_that_would_be_chosen() -> None:
+def test_the_better_half_stays_with_all_that_one_error_cannot_tell_from_the_best() -> None:
     noisy = torch.tensor([-1.0, 1.0]).repeat(8)
-    rows = torch.stack([0.2 + noisy, torch.full((16,), 0.1), torch.full((16,), 0.05), torch.zeros(16)])
+    rows = torch.stack([0.2 + noisy, torch.full((16,), 0.1), 0.1 + noisy, torch.full((16,), 0.05), torch.zeros(16)])
     found = Comparison.of(rows)
     assert found.chosen == 0  # the worst mean, but within its error of .26
-    assert found.better_half() == [0, 2, 3]
+    assert found.near() == [0, 2, 4]
+    assert found.contenders() == [0, 1, 2, 3, 4]  # 1 and 3 by their rank
+    told_apart = Comparison.of(torch.arange(4.0)[:, None].expand(4, 16))
+    assert told_apart.contenders() == [0, 1]
+
+
+def test_a_candidate_that_diverged_stays_only_while_half_of_the_others_did() -> None:
+    found = Comparison.of(torch.tensor([[math.nan, 1.0], [2.0, 2.0], [3.0, 3.0]]))
+    assert found.near() == [1]
+    assert found.contenders() == [1, 2]
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 1), (0, 4)])

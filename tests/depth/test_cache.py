@@ -64,9 +64,15 @@ def pipeline_around(name: str | None) -> MarigoldUQDepthPipeline:
     return pipeline.with_family("gaussian")
 
 
-def fill(folder: Path, pipeline: MarigoldUQDepthPipeline, dataset: Any = None, **options: Any) -> CacheReport:
+def fill(
+    folder: Path,
+    pipeline: MarigoldUQDepthPipeline,
+    dataset: Any = None,
+    encoder: LatentEncoder | None = None,
+    **options: Any,
+) -> CacheReport:
     return cache_latents(
-        LatentEncoder(pipeline),
+        encoder or LatentEncoder(pipeline),
         dataset or Scenes(),
         folder,
         **{"transform": DepthTransform(), "data": {"name": "test"}, "shard_size": 3, "batch_size": 2, **options},
@@ -174,6 +180,8 @@ def test_other_settings_and_other_models_are_refused(tmp_path: Path, glpn: str) 
     fill(tmp_path / "cache", pipeline)
     with pytest.raises(ValueError, match="transform was"):
         fill(tmp_path / "cache", pipeline, transform=DepthTransform(flip=0.0))
+    with pytest.raises(ValueError, match="dtype was 'float32', now 'bfloat16'"):
+        fill(tmp_path / "cache", pipeline, encoder=LatentEncoder(pipeline, dtype=torch.bfloat16))
     pipeline.vae.encoder.conv_in.weight.data += 1
     with pytest.raises(ValueError, match="encoder was"):
         fill(tmp_path / "cache", pipeline)
@@ -232,6 +240,12 @@ def test_the_command_caches_and_training_takes_the_latents(tmp_path: Path, glpn:
     assert pipeline.baseline.config.name == glpn
     assert 0 < pipeline.baseline.config.residual_scale != 1.0
     assert not pipeline.config.scale_invariant
+    further = [*settings, "--training.max_steps", "2", "--training.output", str(tmp_path / "further")]
+    other = ["--start.kind=pipeline", f"--start.name={tmp_path / 'run' / 'model'}"]
+    other.append(f"--data={json.dumps(config['data'])}")
+    assert train([*start, *other, "--baseline", glpn, *further]) == 0
+    again = MarigoldUQDepthPipeline.from_pretrained(tmp_path / "further" / "model").baseline.config.residual_scale
+    assert again == pipeline.baseline.config.residual_scale  # the units of what has been learnt, whatever the data
     output_maps = pipeline(np.random.default_rng(0).random((32, 48, 3)), uncertainty="trajectory", ensemble_size=3)
     assert output_maps.prediction.max() > 1.0
     assert output_maps.uncertainty.mean() > 0  # a random decoder saturates here and there

@@ -33,6 +33,7 @@ from marigold_uq.schedulers import (
     DistributionalDDIMScheduler,
     DistributionalEDMScheduler,
     DistributionalFlowMatchScheduler,
+    DistributionalLCMScheduler,
     DistributionalScheduler,
     NoiseLevel,
     OutputForm,
@@ -225,6 +226,12 @@ def test_the_rows_of_a_table_over_ddims_timesteps_are_these_timesteps() -> None:
     assert scheduler.noise_index(every, 10).tolist() == [t // 5 for t in range(50)]
 
 
+def test_the_scheduler_of_distilled_models_has_the_table_of_ddim() -> None:
+    scheduler, every = DistributionalLCMScheduler(), torch.arange(1000)
+    assert torch.equal(scheduler.noise_index(every), every)
+    assert scheduler.table_timesteps(10).tolist() == [50, 150, 250, 350, 450, 550, 650, 750, 850, 999]
+
+
 def test_ddim_trains_at_every_timestep_alike() -> None:
     t = DistributionalDDIMScheduler(num_train_timesteps=10).sample_timesteps(5000, torch.Generator().manual_seed(0))
     assert t.dtype == torch.int64
@@ -251,7 +258,7 @@ def test_the_original_distribution_takes_a_timestep_per_sample(framework: str) -
 def test_one_step_of_the_exponential_schedule_is_refused_because_stocks_starts_at_sigma_min() -> None:
     scheduler = build("edm exponential", "gaussian")
     scheduler.set_timesteps(1)
-    with pytest.raises(ValueError, match="x_t must be mostly signal"):
+    with pytest.raises(ValueError, match="x_t must be mostly noise at its first timestep"):
         one_step_distribution(lambda x_t, t: x_t.repeat(1, 2, 1), scheduler, torch.zeros(1, 1, 2))
 
 

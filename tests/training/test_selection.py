@@ -256,6 +256,20 @@ def test_halving_trains_fewer_steps_than_training_all(num_candidates: int) -> No
     assert round_steps(num_candidates, 256)[-1] == 256
 
 
+def test_a_slow_starter_is_not_dropped_while_it_cannot_be_told_from_the_best() -> None:
+    """As mixture on a table: a hair behind gaussian early, clearly ahead late, and the last of three."""
+    unit = torch.tensor([-1.0, 1.0]).repeat(50)
+
+    def evaluate(candidate: FamilyCandidate, steps: int) -> Tensor:
+        early = {"point": 0.0003 + 0.004 * unit, "gaussian": 0.0 * unit, "mixture": 0.0004 + 0.005 * unit}
+        late = {"point": 0.1, "gaussian": 0.05, "mixture": 0.0}
+        return early[candidate.noise_family] if steps < 8 else late[candidate.noise_family] + 0.001 * unit
+
+    found = select_family([POINT, GAUSSIAN, MIXTURE], evaluate, final_steps=8)
+    assert found is not None
+    assert found.chosen == MIXTURE
+
+
 def test_a_candidate_that_diverges_is_reported_and_not_chosen() -> None:
     def evaluate(candidate: FamilyCandidate, steps: int) -> Tensor:
         if candidate == MIXTURE:

@@ -29,7 +29,8 @@ import torch
 from marigold_uq.commands.cache import CacheOptions, run_cache
 from marigold_uq.commands.runner import Invocation, run_command
 from marigold_uq.depth.cache import folder_of_part
-from marigold_uq.depth.calibrate import DepthCalibration, calibrate_depth
+from marigold_uq.depth.calibration.options import DepthCalibration
+from marigold_uq.depth.calibration.pipelines import calibrate_depth
 from marigold_uq.depth.config import DataPart, DepthTrainConfig, StartConfig
 from marigold_uq.depth.data import DepthTransform
 from marigold_uq.depth.evaluation.evaluate import evaluate_depth
@@ -45,6 +46,8 @@ from marigold_uq.training.objective import ObjectiveConfig
 EDGE = 128
 """Longer edge of the scenes."""
 BATCH = 8
+MEMBERS = 10
+"""Of every ensemble, in one network call."""
 ADVANTAGE = 2
 """How many times the steps of the residual the network is trained without a baseline."""
 MEASURES = (
@@ -166,13 +169,14 @@ def evaluate(study: Study, model: Path, output: Path, uncertainty: str) -> None:
                 output=output.with_name(output.name + "-calibrated"),
                 data=DataOptions("scenes", str(study.scenes / "validation"), limit=32),
                 modes=["trajectory"],
+                batch_size=MEMBERS,
                 device="cpu",
             )
         )
         model = output.with_name(output.name + "-calibrated")
     evaluate_depth(
         DepthEvaluation(
-            pipeline=PipelineOptions(model=str(model), uncertainty=uncertainty, device="cpu"),
+            pipeline=PipelineOptions(str(model), uncertainty, batch_size=MEMBERS, device="cpu"),
             data=DataOptions("scenes", str(study.scenes / "test")),
             score=ScoreOptions(metrics=("depth", "probabilistic", "calibrated", "ranking"), level=0.9),
             output=output,

@@ -304,6 +304,14 @@ def test_pictures_are_prepared_as_the_models_processor_prepares_them():
             assert options.size(height, width) == found
 
 
+@pytest.mark.parametrize("size", [(480, 640), (375, 1242), (32, 63), (100, 150)])
+def test_pictures_of_glpn_are_rounded_down_as_its_processor_does(models, size):
+    from transformers.models.glpn.image_processing_pil_glpn import GLPNImageProcessorPil
+
+    theirs = GLPNImageProcessorPil()(np.zeros((*size, 3), np.uint8), return_tensors="np")["pixel_values"]
+    assert DepthBaseline.open(models["glpn"]).network.inputs.size(*size) == theirs.shape[-2:]
+
+
 def test_the_models_own_preprocessor_config_counts(tmp_path):
     folder = Path(write_model("dpt", tmp_path / "dpt"))
     settings = {"size": {"height": 24, "width": 40}, "keep_aspect_ratio": True, "ensure_multiple_of": 8}
@@ -377,3 +385,32 @@ def test_the_command_takes_a_baseline(models, start, tmp_path, capsys):
     plain = [*common, "--model", start, "-o", str(tmp_path / "plain"), "--baseline", copy]
     assert main(["depth", *plain]) == 2
     assert "has no baseline: train one" in capsys.readouterr().err
+
+
+def test_without_training_held_out_pictures_give_the_baselines_map_intervals(models, tmp_path):
+    """`marigold-uq depth --baseline`, then `calibrate depth` on its maps: metres, half of the truth inside."""
+    from PIL import Image
+
+    from marigold_uq.cli import main
+
+    baseline, data, maps = DepthBaseline.open(models["glpn"]), tmp_path / "data", tmp_path / "maps"
+    (data / "rgb").mkdir(parents=True)
+    (data / "depth").mkdir()
+    for index in range(8):
+        pixels = (255 * picture(32, 64, seed=index)).astype(np.uint8)
+        Image.fromarray(pixels).save(data / "rgb" / f"{index}.png")
+        with torch.no_grad():
+            own = baseline(2 * torch.from_numpy(pixels / np.float32(255)).permute(2, 0, 1)[None] - 1)[0, 0].numpy()
+        errors = np.random.default_rng(index).normal(size=own.shape)
+        np.save(data / "depth" / f"{index}.npy", (own * np.exp(0.1 * errors)).astype(np.float32))
+    predict = ["depth", str(data / "rgb"), "--baseline", models["glpn"], "-o", str(maps), "--formats", "npz"]
+    assert main([*predict, "--device", "cpu", "--processing_resolution", "0"]) == 0
+    calibrate = ["calibrate", "depth", "--files.folder", str(maps), "--files.metric", "true", "--report", "false"]
+    assert main([*calibrate, f"--data.root={data}", "--data.name=folder", "-o", str(tmp_path / "calibrated")]) == 0
+    shares = []
+    for index in range(8):
+        found = np.load(tmp_path / "calibrated" / "intervals" / f"{index}.npz")
+        half = found["coverages"].tolist().index(0.5)
+        truth = np.load(data / "depth" / f"{index}.npy")
+        shares.append(((found["lower"][half] <= truth) & (truth <= found["upper"][half])).mean())
+    assert 0.5 < np.mean(shares) < 0.75  # four pictures promise a half, and the rank is rounded up
