@@ -22,7 +22,9 @@ from support.tiny_field import tiny_trajectories
 from support.tiny_sets import quick_model
 from tqdm import tqdm
 
-from marigold_uq.commands.depth import DepthOptions, Failure, Plan, run_images
+from marigold_uq.commands.depth import DepthOptions
+from marigold_uq.commands.inputs import Input
+from marigold_uq.commands.pictures import Failure, Plan, run_pictures
 from marigold_uq.commands.runner import Invocation, run_command
 from marigold_uq.files import make_folder
 from marigold_uq.results import markdown_table
@@ -76,7 +78,7 @@ def picture_step(output: Path) -> Callable[[int], None]:
 
     def step(index: int) -> None:
         failures: list[Failure] = []
-        run_images([source], plan, pipeline, failures)
+        run_pictures([Input(source, source.stem)], plan, pipeline, failures)
         assert not failures, failures
 
     return step

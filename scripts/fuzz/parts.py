@@ -21,6 +21,7 @@ import numpy as np
 import torch
 import yaml
 from PIL import Image, features
+from support.tiny_conditioned import conditioned_pipeline
 from support.tiny_depth import picture
 from support.tiny_depth import tiny_pipeline as tiny_depth_pipeline
 from support.tiny_field import tiny_pipeline as tiny_field_pipeline
@@ -45,6 +46,7 @@ from marigold_uq.training.loop import Trainer
 from scripts.fuzz.damage import Bomb, damaged, with_wrong_value
 
 Random = np.random.Generator
+_MARGINAL: dict[str, Any] = {"uncertainty": "marginal", "ensemble_size": 3, "processing_resolution": 32}
 
 
 class Part(ABC):
@@ -307,6 +309,7 @@ class Models(Part):
         table.fit(features, features.sum(1))
         made: dict[str, Any] = {
             "depth": tiny_depth_pipeline("gaussian"),
+            "conditioned": conditioned_pipeline("low_rank"),
             "field": tiny_field_pipeline(),
             "tabular": table.pipeline_,
         }
@@ -315,12 +318,13 @@ class Models(Part):
         states = torch.stack([tiny_trajectories().read(0, 0, 2)])
         self.calls: dict[str, tuple[Any, Callable[[Any], Any]]] = {
             "depth": (MarigoldUQDepthPipeline, lambda pipeline: pipeline(picture(8, 8), processing_resolution=8)),
+            "conditioned": (MarigoldUQDepthPipeline, lambda pipeline: pipeline(picture(32, 32), **_MARGINAL)),
             "field": (FieldForecastPipeline, lambda pipeline: pipeline(states, 1, ensemble_size=2)),
             "tabular": (TabularRegressionPipeline, lambda pipeline: pipeline(features[:2], 2)),
         }
 
     def run(self, rng: Random) -> None:
-        name = ("depth", "field", "tabular")[int(rng.integers(3))]
+        name = list(self.calls)[int(rng.integers(len(self.calls)))]
         case = self.folder / "case"
         shutil.rmtree(case, ignore_errors=True)
         shutil.copytree(self.folder / name, case)
@@ -382,14 +386,14 @@ class Calls(Part):
             pipeline.set_progress_bar_config(disable=True)
 
     def run(self, rng: Random) -> None:
-        name = ("depth", "field", "tabular")[int(rng.integers(3))]
-        usual = {"depth": (8, 8, 3), "field": (1, 2, 1, 16), "tabular": (3, 2)}[name]
+        name = list(self.pipelines)[int(rng.integers(len(self.pipelines)))]
+        usual = {"depth": (8, 8, 3), "conditioned": (16, 16, 3), "field": (1, 2, 1, 16), "tabular": (3, 2)}[name]
         values = _any_array(rng, usual)
         options = {"num_inference_steps": _any_number(rng), "ensemble_size": _any_number(rng)}
         if rng.integers(2):
             options["coverage"] = [0.9, 0.0, 1.0, -1, 2, float("nan")][int(rng.integers(6))]
         output = self.pipelines[name](values, **options)
-        found = output.samples if name != "depth" else output.prediction
+        found = output.prediction if name in ("depth", "conditioned") else output.samples
         if (
             bool(np.isfinite(np.asarray(values, np.float64)).all())
             and np.abs(np.asarray(values, np.float64)).max() < 10
