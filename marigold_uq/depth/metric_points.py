@@ -6,6 +6,7 @@ COLMAP's points are in units of its own until its model is scaled; their unit is
 from __future__ import annotations
 
 import csv
+import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -173,7 +174,8 @@ def _read_colmap(folder: Path) -> dict[str | None, MetricPoints]:
         for suffix, readers in ((".bin", _BINARY), (".txt", _TEXT)):
             files = [place / f"{name}{suffix}" for name in ("cameras", "images", "points3D")]
             if all(file.is_file() for file in files):
-                return _colmap_points(*(_parsed(reader, file) for reader, file in zip(readers, files, strict=True)))
+                parts = [_parsed(reader, file) for reader, file in zip(readers, files, strict=True)]
+                return _colmap_points(place, *parts)
     raise FileNotFoundError(f"{folder} holds no COLMAP model: cameras, images and points3D, as .bin or .txt")
 
 
@@ -181,30 +183,37 @@ def _parsed(reader: Any, path: Path) -> Any:
     try:
         with path.open("rb") as file:
             return reader(file)
-    except (struct.error, ValueError, IndexError, UnicodeDecodeError) as error:
+    except (struct.error, ValueError, LookupError, OverflowError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
 
 
 def _colmap_points(
+    folder: Path,
     cameras: dict[int, tuple[str, int, int, list[float]]],
     images: list[tuple[str, int, np.ndarray, np.ndarray]],
     points: dict[int, np.ndarray],
 ) -> dict[str | None, MetricPoints]:
     found: dict[str | None, MetricPoints] = {}
     for name, camera, pose, seen in images:
+        if camera not in cameras:
+            raise ValueError(f"{folder} is damaged: {name} is of camera {camera}, which is not among its cameras")
         model, width, height, parameters = cameras[camera]
         rows = [row for row in seen if int(row[2]) in points]
         world = np.array([points[int(row[2])] for row in rows]).reshape(-1, 3)
         turn, shift = _rotation(pose[:4]), pose[4:]
         depth = world @ turn[2] + shift[2]
         xy = np.array([row[:2] for row in rows]).reshape(-1, 2) - 0.5  # COLMAP's first pixel has its centre at (.5, .5)
-        found[name] = MetricPoints(xy, depth, (width, height), _lens(model, parameters))
+        lens = _lens(model, parameters)
+        if min(width, height) < 1 or not all(np.isfinite(one).all() for one in (turn, xy, depth, lens or ())):
+            raise ValueError(f"{folder} is damaged: the size, pose, lens or points of {name} are no finite numbers")
+        found[name] = MetricPoints(xy, depth, (width, height), lens)
     return found
 
 
 def _rotation(quaternion: np.ndarray) -> np.ndarray:
     """(3, 3) of (w, x, y, z)."""
-    w, x, y, z = quaternion / np.linalg.norm(quaternion)
+    with np.errstate(all="ignore"):  # one of length 0 turns to NaN
+        w, x, y, z = quaternion / np.linalg.norm(quaternion)
     return np.array([
         [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
         [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
@@ -214,6 +223,8 @@ def _rotation(quaternion: np.ndarray) -> np.ndarray:
 
 def _lens(model: str, parameters: Sequence[float]) -> Intrinsics | None:
     """Without distortion; a fish-eye has no lens of this kind."""
+    if len(parameters) < 4 - ("SIMPLE" in model):
+        raise ValueError(f"a camera {model} has {len(parameters)} parameters, too few")
     if "FISHEYE" in model or model == "FOV":
         return None
     single = model in ("SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL")
@@ -245,14 +256,23 @@ def _text_points(file: IO[bytes]) -> dict[int, np.ndarray]:
 
 
 def _numbers(file: IO[bytes], layout: str) -> tuple[Any, ...]:
-    size = struct.calcsize("<" + layout)
-    return struct.unpack("<" + layout, file.read(size))
+    return struct.unpack("<" + layout, _bytes(file, struct.calcsize("<" + layout)))
+
+
+def _bytes(file: IO[bytes], size: int) -> bytes:
+    """So many more bytes; a count that claims more than there are takes no memory."""
+    left = os.fstat(file.fileno()).st_size - file.tell()
+    if size > left:
+        raise ValueError(f"{size} bytes are announced, {left} follow")
+    return file.read(size)
 
 
 def _binary_cameras(file: IO[bytes]) -> dict[int, tuple[str, int, int, list[float]]]:
     found, names = {}, list(_CAMERA_PARAMETERS)
     for _ in range(_numbers(file, "Q")[0]):
         number, model, width, height = _numbers(file, "iiQQ")
+        if not 0 <= model < len(names):
+            raise ValueError(f"camera model {model} is not one of {len(names)}")
         parameters = list(_numbers(file, f"{_CAMERA_PARAMETERS[names[model]]}d"))
         found[number] = (names[model], width, height, parameters)
     return found
@@ -266,7 +286,9 @@ def _binary_images(file: IO[bytes]) -> list[tuple[str, int, np.ndarray, np.ndarr
         while (letter := _numbers(file, "c")[0]) != b"\0":
             name += letter
         (count,) = _numbers(file, "Q")
-        seen = np.frombuffer(file.read(24 * count), dtype=[("x", "<f8"), ("y", "<f8"), ("point", "<i8")], count=count)
+        seen = np.frombuffer(
+            _bytes(file, 24 * count), dtype=[("x", "<f8"), ("y", "<f8"), ("point", "<i8")], count=count
+        )
         rows = np.stack([seen["x"], seen["y"], seen["point"].astype(float)], 1)
         found.append((name.decode("utf-8"), camera, np.array(pose), rows))
     return found

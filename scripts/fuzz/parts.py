@@ -21,6 +21,7 @@ import numpy as np
 import torch
 import yaml
 from PIL import Image, features
+from support.colmap_models import write_binary_model, write_text_model
 from support.tiny_conditioned import conditioned_pipeline
 from support.tiny_depth import picture
 from support.tiny_depth import tiny_pipeline as tiny_depth_pipeline
@@ -34,11 +35,13 @@ from marigold_uq.array_files import ArrayFileError, read_npy, read_npz
 from marigold_uq.commands.depth import DepthOptions
 from marigold_uq.commands.runner import run_command
 from marigold_uq.depth.data import SPECS, DepthDataError, ListedDepth
+from marigold_uq.depth.metric_points import read_metric_points
 from marigold_uq.field.data import Trajectories, open_weather, read_trajectories
 from marigold_uq.field.data.storage import write_trajectories
 from marigold_uq.models.field_grid import FieldDataError
+from marigold_uq.picture_files import ImageError
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
-from marigold_uq.pipelines.depth.images import ImageError, load_images
+from marigold_uq.pipelines.depth.images import load_images
 from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.pipelines.tabular.pipeline import TabularRegressionPipeline
 from marigold_uq.tabular.data import TableError, TableSource, read_table
@@ -272,6 +275,33 @@ class Indices(Part):
             assert "outside" not in sample["name"], "a file outside the folder was read"
 
 
+class Points(Part):
+    """Metric points as CSV and as COLMAP models, text and binary."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        shutil.rmtree(folder / "text", ignore_errors=True)
+        shutil.rmtree(folder / "binary", ignore_errors=True)
+        write_text_model(folder / "text")
+        write_binary_model(folder / "binary")
+        self.models = [list((folder / kind).iterdir()) for kind in ("text", "binary")]
+        self.csv = b"x,y,depth,image\n1,2,3,a.jpg\n4,5,6,a.jpg\n7,8,9,b.jpg\n"
+
+    def run(self, rng: Random) -> None:
+        path, kind = self.folder / "case", int(rng.integers(3))
+        shutil.rmtree(path, ignore_errors=True)
+        if kind == 2:
+            path = self.write("case.csv", damaged(self.csv, rng))
+        else:
+            shutil.copytree(self.models[kind][0].parent, path)
+            file = path / self.models[kind][int(rng.integers(3))].name
+            file.write_bytes(damaged(file.read_bytes(), rng))
+        for points in read_metric_points(path).by_picture.values():
+            found = points.at_size(64, 48)
+            assert np.isfinite(found.xy).all()
+            assert np.isfinite(found.depth).all()
+
+
 class Configs(Part):
     """YAML of the depth command: one line of error and exit code 2, or options."""
 
@@ -423,5 +453,5 @@ def _any_array(rng: Random, usual: tuple[int, ...]) -> np.ndarray:
 
 PARTS: dict[str, type[Part]] = {
     re.sub("(?<!^)([A-Z])", r"_\1", part.__name__).lower(): part
-    for part in (Pictures, Exif, Arrays, Fields, Weather, Tables, Indices, Configs, Models, Checkpoints, Calls)
+    for part in (Pictures, Exif, Arrays, Fields, Weather, Tables, Indices, Points, Configs, Models, Checkpoints, Calls)
 }

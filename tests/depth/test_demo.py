@@ -15,7 +15,7 @@ from marigold_uq.calibration import Calibration, IntervalGrid
 from marigold_uq.depth.demo import opacity, predict
 from marigold_uq.depth.glb import glb_bytes
 from marigold_uq.metrics import nested_interval
-from marigold_uq.pipelines.depth.images import ImageError
+from marigold_uq.picture_files import ImageError
 
 MEMBERS = 4
 GRID = IntervalGrid((0.5, 0.9), ((0.8,), (2.0,)))
