@@ -139,23 +139,30 @@ def _interval(record: DepthRecord, fit: MetricAlignment, centre: Tensor, spread:
 
 
 def _read_csv(path: Path) -> dict[str | None, MetricPoints]:
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = csv.DictReader(file, skipinitialspace=True)
-        missing = [name for name in _COLUMNS if name not in (rows.fieldnames or [])]
-        if missing:
-            raise ValueError(
-                f"{path} needs the columns {', '.join(_COLUMNS)}, and image for several pictures; it has "
-                f"{', '.join(rows.fieldnames or ['none'])}"
-            )
-        found: dict[str | None, list[tuple[float, ...]]] = {}
-        for row in rows:
-            try:
-                found.setdefault(row.get("image") or None, []).append(tuple(float(row[name]) for name in _COLUMNS))
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"{path}, line {rows.line_num}: {error}") from error
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            found = _rows_by_picture(path, csv.DictReader(file, skipinitialspace=True))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path} is no CSV file: {error}") from error
     if not found:
         raise ValueError(f"{path} has no points")
     return {name: _points(values, path, name) for name, values in found.items()}
+
+
+def _rows_by_picture(path: Path, rows: csv.DictReader[str]) -> dict[str | None, list[tuple[float, ...]]]:
+    missing = [name for name in _COLUMNS if name not in (rows.fieldnames or [])]
+    if missing:
+        raise ValueError(
+            f"{path} needs the columns {', '.join(_COLUMNS)}, and image for several pictures; it has "
+            f"{', '.join(rows.fieldnames or ['none'])}"
+        )
+    found: dict[str | None, list[tuple[float, ...]]] = {}
+    for row in rows:
+        try:
+            found.setdefault(row.get("image") or None, []).append(tuple(float(row[name]) for name in _COLUMNS))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path}, line {rows.line_num}: {error}") from error
+    return found
 
 
 def _points(values: Sequence[tuple[float, ...]], path: Path, name: str | None) -> MetricPoints:
@@ -198,6 +205,8 @@ def _colmap_points(
         if camera not in cameras:
             raise ValueError(f"{folder} is damaged: {name} is of camera {camera}, which is not among its cameras")
         model, width, height, parameters = cameras[camera]
+        if len(parameters) < 4 - ("SIMPLE" in model):
+            raise ValueError(f"{folder} is damaged: camera {camera}, a {model}, has {len(parameters)} parameters only")
         rows = [row for row in seen if int(row[2]) in points]
         world = np.array([points[int(row[2])] for row in rows]).reshape(-1, 3)
         turn, shift = _rotation(pose[:4]), pose[4:]
@@ -223,8 +232,6 @@ def _rotation(quaternion: np.ndarray) -> np.ndarray:
 
 def _lens(model: str, parameters: Sequence[float]) -> Intrinsics | None:
     """Without distortion; a fish-eye has no lens of this kind."""
-    if len(parameters) < 4 - ("SIMPLE" in model):
-        raise ValueError(f"a camera {model} has {len(parameters)} parameters, too few")
     if "FISHEYE" in model or model == "FOV":
         return None
     single = model in ("SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL")
@@ -246,13 +253,15 @@ def _text_cameras(file: IO[bytes]) -> dict[int, tuple[str, int, int, list[float]
 def _text_images(file: IO[bytes]) -> list[tuple[str, int, np.ndarray, np.ndarray]]:
     lines, found = list(_lines(file)), []
     for head, seen in zip(lines[::2], [*lines[1::2], []], strict=False):
-        pose = np.array([float(one) for one in head[1:8]])
-        found.append((" ".join(head[9:]), int(head[8]), pose, np.array(seen, dtype=float).reshape(-1, 3)))
+        pose, points = np.array([float(one) for one in head[1:8]]), np.array(seen, dtype=float).reshape(-1, 3)
+        if not np.isfinite(points).all():
+            raise ValueError(f"points of image {head[0]} are no finite numbers")
+        found.append((" ".join(head[9:]), int(head[8]), pose, points))
     return found
 
 
 def _text_points(file: IO[bytes]) -> dict[int, np.ndarray]:
-    return {int(words[0]): np.array([float(one) for one in words[1:4]]) for words in _lines(file) if words}
+    return {int(words[0]): np.array([float(words[i]) for i in (1, 2, 3)]) for words in _lines(file) if words}
 
 
 def _numbers(file: IO[bytes], layout: str) -> tuple[Any, ...]:

@@ -296,7 +296,13 @@ class Points(Part):
             shutil.copytree(self.models[kind][0].parent, path)
             file = path / self.models[kind][int(rng.integers(3))].name
             file.write_bytes(damaged(file.read_bytes(), rng))
-        for points in read_metric_points(path).by_picture.values():
+        try:
+            read = read_metric_points(path)
+        except ValueError as error:
+            if str(path) not in str(error):
+                raise RuntimeError("the message does not name the file") from error
+            raise
+        for points in read.by_picture.values():
             found = points.at_size(64, 48)
             assert np.isfinite(found.xy).all()
             assert np.isfinite(found.depth).all()

@@ -34,6 +34,23 @@ def test_a_colmap_model_gives_distances_along_the_axis_and_the_lens(write: objec
     assert larger.intrinsics == pytest.approx((80, 84, 31.5, 23.5))
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("cameras", f"1 PINHOLE {WIDTH} {HEIGHT} 40 42"),
+        ("points3D", "0 1 2"),
+        ("images", "7 1 0 0"),
+        ("images", "x"),
+        ("images", "7 1 0 0 0 0 0 0 1 a.jpg\n1 2 inf\n"),
+    ],
+)
+def test_too_few_words_in_a_colmap_text_are_named(name: str, content: str, tmp_path: Path) -> None:
+    write_text_model(tmp_path / "model")
+    (tmp_path / "model" / f"{name}.txt").write_text(content)
+    with pytest.raises(ValueError, match=r"model.* is damaged"):
+        read_metric_points(tmp_path / "model")
+
+
 @pytest.mark.parametrize("name", ["cameras.bin", "images.bin", "points3D.bin"])
 def test_a_damaged_colmap_file_is_named(name: str, tmp_path: Path) -> None:
     write_binary_model(tmp_path / "model")
@@ -95,11 +112,13 @@ def test_a_csv_may_serve_one_picture_or_many(tmp_path: Path) -> None:
         ("x,y,depth\n1,2\n", "line 2"),
         ("x,y,depth\n1,2,-3\n", "with positive depth"),
         ("x,y,depth\n1,nan,3\n", "must be finite"),
+        (b"x,y,depth\n1,\xff,3\n", "points.csv is no CSV file"),
+        pytest.param("x,y,depth\n1,2,3" + 200_000 * "9", "points.csv is no CSV file", id="an endless number"),
     ],
 )
-def test_a_csv_that_cannot_be_used_says_why(content: str, message: str, tmp_path: Path) -> None:
+def test_a_csv_that_cannot_be_used_says_why(content: str | bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "points.csv"
-    path.write_text(content)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=message):
         read_metric_points(path)
 
