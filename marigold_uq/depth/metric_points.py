@@ -213,7 +213,8 @@ def _colmap_points(
         depth = world @ turn[2] + shift[2]
         xy = np.array([row[:2] for row in rows]).reshape(-1, 2) - 0.5  # COLMAP's first pixel has its centre at (.5, .5)
         lens = _lens(model, parameters)
-        if min(width, height) < 1 or not all(np.isfinite(one).all() for one in (turn, xy, depth, lens or ())):
+        numbers = np.concatenate([turn.ravel(), xy.ravel(), depth, np.asarray(lens or (), float)])
+        if min(width, height) < 1 or not np.isfinite(numbers).all():
             raise ValueError(f"{folder} is damaged: the size, pose, lens or points of {name} are no finite numbers")
         found[name] = MetricPoints(xy, depth, (width, height), lens)
     return found

@@ -262,8 +262,14 @@ def test_procedural_scenes_are_a_data_set_like_the_others(options, tmp_path):
 @pytest.mark.parametrize("is_first", [True, False])
 def test_the_bar_of_the_first_process_can_be_turned_off(is_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """tqdm reads TQDM_DISABLE when it is imported, and any `disable` overrules what it found."""
-    seen: list[dict[str, object]] = []
-    monkeypatch.setattr(evaluate, "tqdm", lambda items, **options: seen.append(options) or items)
+    seen: list[dict[str, Any]] = []
+
+    def bar(items: Any, **options: Any) -> Any:
+        seen.append(options)
+        return items
+
+    monkeypatch.setattr(evaluate, "tqdm", bar)
     state: Any = SimpleNamespace(process_index=0, num_processes=1, is_local_main_process=is_first)
-    evaluate._run(lambda index: None, [0], state)  # type: ignore[arg-type]
+    scorer: Any = lambda index: None  # noqa: E731
+    evaluate._run(scorer, [0], state)
     assert [options.get("disable", "unsaid") for options in seen] == ["unsaid" if is_first else True]
