@@ -86,8 +86,9 @@ def hdf5_array(file: Any, key: str, name: str) -> Any:
         link = file.get(key, getlink=True)
         if link is None:
             raise ArrayFileError(f"{name} has no array {key!r}; it holds {', '.join(map(str, file)) or 'nothing'}")
-        if isinstance(link, h5py.ExternalLink):
-            raise ArrayFileError(f"{name}: {key!r} is a link to another file, {link.filename}, which is not followed")
+        if not isinstance(link, h5py.HardLink):  # a soft one may lead to one into another file
+            where = f"another file, {link.filename}" if isinstance(link, h5py.ExternalLink) else link.path
+            raise ArrayFileError(f"{name}: {key!r} is a link to {where}, which is not followed")
         dataset = file[key]
         if not isinstance(dataset, h5py.Dataset):
             raise ArrayFileError(f"{name}: {key!r} is a {type(dataset).__name__}; expected an array")

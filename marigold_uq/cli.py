@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import marigold_uq
 from marigold_uq.commands.runner import Command
+from marigold_uq.terminal import unbreakable_output
 
 __all__ = ["COMMANDS", "Group", "main"]
 
@@ -126,10 +127,11 @@ _ABOUT = "Probabilistic regression with diffusion models."
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; an error that the user can fix is one line, not a traceback."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:1] == ["--version"]:
-        print(f"marigold-uq {marigold_uq.__version__}")
-        return 0
-    return _dispatch("marigold-uq", _ABOUT, COMMANDS, words, last=arguments is None)
+    with unbreakable_output():
+        if words[:1] == ["--version"]:
+            print(f"marigold-uq {marigold_uq.__version__}")
+            return 0
+        return _dispatch("marigold-uq", _ABOUT, COMMANDS, words, last=arguments is None)
 
 
 def _dispatch(

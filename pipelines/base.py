@@ -15,7 +15,7 @@ from diffusers.utils import logging
 from torch import Tensor
 
 from marigold_uq.calibration import Calibration, read_calibrations, with_calibration
-from marigold_uq.loading import fetch_pretrained
+from marigold_uq.loading import default_dtype_kept, fetch_pretrained
 from marigold_uq.novelty import Novelty, NoveltyReference
 from marigold_uq.schedulers.distributional import DistributionalScheduler
 
@@ -70,7 +70,7 @@ class UncertaintyPipeline(DiffusionPipeline):
             ValueError: The files are damaged, or a config holds values that no pipeline has.
         """
         kwargs.setdefault("use_safetensors", True)
-        with _explaining(pretrained_model_name_or_path):
+        with _explaining(pretrained_model_name_or_path), default_dtype_kept():
             folder, own = fetch_pretrained(cls, pretrained_model_name_or_path, kwargs)
             pipeline = super().from_pretrained(folder, **{**own, **kwargs})
             pipeline._complete_calibration()

@@ -144,6 +144,8 @@ def test_hdf5_never_leads_to_another_file(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["own"] = np.arange(2.0)
         file["link"] = h5py.ExternalLink(str(secret), "values")
+        file["whole"] = h5py.ExternalLink(str(secret), "/")
+        file["soft"] = h5py.SoftLink("/whole/values")  # no link to another file itself
         file.create_dataset("raw", (3,), "f8", external=[(str(tmp_path / "raw"), 0, 24)])
         layout = h5py.VirtualLayout((3,), "f8")
         layout[:] = h5py.VirtualSource(str(secret), "values", (3,))
@@ -154,11 +156,12 @@ def test_hdf5_never_leads_to_another_file(tmp_path: Path) -> None:
         np.testing.assert_array_equal(hdf5_array(file, "own", "a.h5"), [0, 1])
         for key, message in {
             "link": "is a link to another file",
+            "soft": "is a link to /whole/values, which is not followed",
             "raw": "lie in other files",
             "virtual": "lie in other files",
             "text": "expected numbers",
             "group": "is a Group; expected an array",
-            "none": "no array 'none'; it holds group, link, own",
+            "none": "no array 'none'; it holds group, link, own, raw, soft",
         }.items():
             with pytest.raises(ArrayFileError, match=message):
                 hdf5_array(file, key, "a.h5")

@@ -396,3 +396,17 @@ def test_a_pushed_run_arrives_and_loads_from_the_hub(run_folder, tmp_path):
     )
     for spread in result["spreads"]:  # the same weights, the same seed; another process may round differently
         np.testing.assert_allclose(spread, ours.uncertainty, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "harm", ["x import y\nimport os\nos.mkdir('harm')\nfrom os", "x; import os", "x-y", "", "x..y"]
+)
+@pytest.mark.parametrize("place", [0, 1])
+def test_names_in_a_strangers_index_never_become_code_of_an_upload(place: int, harm: str, tmp_path: Path) -> None:
+    """The shims are code, made of the names in model_index.json."""
+    entry = ["marigold_uq.models.mlp", "StackedMLP"]
+    (tmp_path / "model_index.json").write_text(json.dumps({"network": entry}))
+    assert set(component_shims(tmp_path)) == {"network/marigold_uq.models.mlp.py"}
+    entry[place] = f"marigold_uq.{harm}" if place == 0 else harm
+    (tmp_path / "model_index.json").write_text(json.dumps({"network": entry}))
+    assert component_shims(tmp_path) == {}

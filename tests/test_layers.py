@@ -14,9 +14,8 @@ FLOORS = (
     },
     {"models"},
     {
-        "array_files", "commands.runner", "files", "folder_lock", "hub", "loading", "model_card", "plotting", "results",
-        "terminal",
-        "training",
+        "array_files", "commands.runner", "files", "folder_lock", "hub", "loading", "model_card", "picture_files",
+        "plotting", "results", "terminal", "training",
     },
     {"pipelines"},
     {"depth", "field", "tabular"},

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from marigold_uq.pipelines.depth.images import IMAGE_SUFFIXES, files_in
+from marigold_uq.picture_files import IMAGE_SUFFIXES, files_in
 
 __all__ = ["VIDEO_SUFFIXES", "Input", "find_inputs"]
 

@@ -28,9 +28,10 @@ from marigold_uq.depth.export import FORMATS, DepthRecord, ExportOptions, export
 from marigold_uq.depth.metric_points import PointsOfPictures, read_metric_points, to_metric
 from marigold_uq.depth.model import load_pipeline, process_state
 from marigold_uq.files import fingerprint, make_folder
+from marigold_uq.picture_files import list_images, read_array
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
 from marigold_uq.pipelines.depth.call import DepthCall, quickest_mode
-from marigold_uq.pipelines.depth.images import ModelInput, list_images, picture_for_model, read_array
+from marigold_uq.pipelines.depth.images import ModelInput, picture_for_model
 from marigold_uq.pipelines.depth.output import MarigoldUQDepthOutput
 from marigold_uq.randomness import member_generators, member_seed
 from marigold_uq.terminal import leave_at_once
@@ -183,7 +184,8 @@ def choose_mode(options: DepthOptions, pipeline: MarigoldUQDepthPipeline) -> str
 
 def default_batch(pipeline: MarigoldUQDepthPipeline) -> int:
     """Several pictures at once where they surely fit."""
-    size = sum(one.numel() for network in (pipeline.unet, pipeline.vae) for one in network.parameters())
+    networks = (pipeline.unet, pipeline.vae, pipeline.image_encoder, pipeline.baseline)
+    size = sum(one.numel() for network in networks if network is not None for one in network.parameters())
     return _BATCH if size < _SMALL_MODEL else 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 import gradio as gr
 from starlette.middleware import Middleware
+from starlette.responses import PlainTextResponse
 
 from marigold_uq.depth.demo import Shown, predict
 from marigold_uq.files import remove
@@ -24,6 +26,7 @@ _POLICY = (
     "style-src 'self' 'unsafe-inline'; worker-src 'self' blob:; frame-ancestors 'none'"
 )
 """The browser is told to load nothing from elsewhere: no fonts, scripts or counters."""
+_OWN_NAMES = ("127.0.0.1", "localhost", "[::1]")
 _FORGET = 3600
 """Seconds after which maps and files of a visitor go."""
 _SUFFIXES = [".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif"]
@@ -220,15 +223,29 @@ def serve(demo: Demo, *, port: int | None, max_megabytes: float, open_browser: b
 
 
 class _SameOrigin:
-    """Adds the policy to every answer."""
+    """Adds the policy to every answer, and answers to this computer's own names alone.
+
+    A page elsewhere whose name was made to mean 127.0.0.1 (DNS rebinding) would else count as this page.
+    """
 
     def __init__(self, app: Any) -> None:
         self.app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] in ("http", "websocket") and not _is_own_name(scope):
+            refusal = PlainTextResponse("This page answers to http://127.0.0.1 and http://localhost.", 403)
+            await refusal(scope, receive, send)
+            return
+
         async def with_policy(event: dict[str, Any]) -> None:
             if event["type"] == "http.response.start":
                 event = {**event, "headers": [*event["headers"], (b"content-security-policy", _POLICY.encode())]}
             await send(event)
 
         await self.app(scope, receive, with_policy)
+
+
+def _is_own_name(scope: Any) -> bool:
+    """Whether a request asks for a loopback name; the port may be that of a tunnel."""
+    host = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
+    return re.sub(r":\d+$", "", host).lower() in _OWN_NAMES

@@ -87,7 +87,7 @@ def save_png16(
 
 def load_png16(path: str | Path) -> tuple[np.ndarray, dict[str, str]]:
     """The values (H, W) float32 of a file written by :func:`save_png16`, and its text chunks."""
-    with Image.open(path) as image:
+    with Image.open(path, formats=["PNG"]) as image:
         pixels = np.asarray(image).astype(np.float64)
         text = {str(key): str(value) for key, value in image.info.items() if isinstance(value, str)}
     if "scale" not in text or "offset" not in text:

@@ -6,6 +6,7 @@ COLMAP's points are in units of its own until its model is scaled; their unit is
 from __future__ import annotations
 
 import csv
+import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -138,23 +139,30 @@ def _interval(record: DepthRecord, fit: MetricAlignment, centre: Tensor, spread:
 
 
 def _read_csv(path: Path) -> dict[str | None, MetricPoints]:
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = csv.DictReader(file, skipinitialspace=True)
-        missing = [name for name in _COLUMNS if name not in (rows.fieldnames or [])]
-        if missing:
-            raise ValueError(
-                f"{path} needs the columns {', '.join(_COLUMNS)}, and image for several pictures; it has "
-                f"{', '.join(rows.fieldnames or ['none'])}"
-            )
-        found: dict[str | None, list[tuple[float, ...]]] = {}
-        for row in rows:
-            try:
-                found.setdefault(row.get("image") or None, []).append(tuple(float(row[name]) for name in _COLUMNS))
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"{path}, line {rows.line_num}: {error}") from error
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            found = _rows_by_picture(path, csv.DictReader(file, skipinitialspace=True))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path} is no CSV file: {error}") from error
     if not found:
         raise ValueError(f"{path} has no points")
     return {name: _points(values, path, name) for name, values in found.items()}
+
+
+def _rows_by_picture(path: Path, rows: csv.DictReader[str]) -> dict[str | None, list[tuple[float, ...]]]:
+    missing = [name for name in _COLUMNS if name not in (rows.fieldnames or [])]
+    if missing:
+        raise ValueError(
+            f"{path} needs the columns {', '.join(_COLUMNS)}, and image for several pictures; it has "
+            f"{', '.join(rows.fieldnames or ['none'])}"
+        )
+    found: dict[str | None, list[tuple[float, ...]]] = {}
+    for row in rows:
+        try:
+            found.setdefault(row.get("image") or None, []).append(tuple(float(row[name]) for name in _COLUMNS))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path}, line {rows.line_num}: {error}") from error
+    return found
 
 
 def _points(values: Sequence[tuple[float, ...]], path: Path, name: str | None) -> MetricPoints:
@@ -173,7 +181,8 @@ def _read_colmap(folder: Path) -> dict[str | None, MetricPoints]:
         for suffix, readers in ((".bin", _BINARY), (".txt", _TEXT)):
             files = [place / f"{name}{suffix}" for name in ("cameras", "images", "points3D")]
             if all(file.is_file() for file in files):
-                return _colmap_points(*(_parsed(reader, file) for reader, file in zip(readers, files, strict=True)))
+                parts = [_parsed(reader, file) for reader, file in zip(readers, files, strict=True)]
+                return _colmap_points(place, *parts)
     raise FileNotFoundError(f"{folder} holds no COLMAP model: cameras, images and points3D, as .bin or .txt")
 
 
@@ -181,30 +190,40 @@ def _parsed(reader: Any, path: Path) -> Any:
     try:
         with path.open("rb") as file:
             return reader(file)
-    except (struct.error, ValueError, IndexError, UnicodeDecodeError) as error:
+    except (struct.error, ValueError, LookupError, OverflowError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
 
 
 def _colmap_points(
+    folder: Path,
     cameras: dict[int, tuple[str, int, int, list[float]]],
     images: list[tuple[str, int, np.ndarray, np.ndarray]],
     points: dict[int, np.ndarray],
 ) -> dict[str | None, MetricPoints]:
     found: dict[str | None, MetricPoints] = {}
     for name, camera, pose, seen in images:
+        if camera not in cameras:
+            raise ValueError(f"{folder} is damaged: {name} is of camera {camera}, which is not among its cameras")
         model, width, height, parameters = cameras[camera]
+        if len(parameters) < 4 - ("SIMPLE" in model):
+            raise ValueError(f"{folder} is damaged: camera {camera}, a {model}, has {len(parameters)} parameters only")
         rows = [row for row in seen if int(row[2]) in points]
         world = np.array([points[int(row[2])] for row in rows]).reshape(-1, 3)
         turn, shift = _rotation(pose[:4]), pose[4:]
         depth = world @ turn[2] + shift[2]
         xy = np.array([row[:2] for row in rows]).reshape(-1, 2) - 0.5  # COLMAP's first pixel has its centre at (.5, .5)
-        found[name] = MetricPoints(xy, depth, (width, height), _lens(model, parameters))
+        lens = _lens(model, parameters)
+        numbers = np.concatenate([turn.ravel(), xy.ravel(), depth, np.asarray(lens or (), float)])
+        if min(width, height) < 1 or not np.isfinite(numbers).all():
+            raise ValueError(f"{folder} is damaged: the size, pose, lens or points of {name} are no finite numbers")
+        found[name] = MetricPoints(xy, depth, (width, height), lens)
     return found
 
 
 def _rotation(quaternion: np.ndarray) -> np.ndarray:
     """(3, 3) of (w, x, y, z)."""
-    w, x, y, z = quaternion / np.linalg.norm(quaternion)
+    with np.errstate(all="ignore"):  # one of length 0 turns to NaN
+        w, x, y, z = quaternion / np.linalg.norm(quaternion)
     return np.array([
         [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
         [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
@@ -235,24 +254,35 @@ def _text_cameras(file: IO[bytes]) -> dict[int, tuple[str, int, int, list[float]
 def _text_images(file: IO[bytes]) -> list[tuple[str, int, np.ndarray, np.ndarray]]:
     lines, found = list(_lines(file)), []
     for head, seen in zip(lines[::2], [*lines[1::2], []], strict=False):
-        pose = np.array([float(one) for one in head[1:8]])
-        found.append((" ".join(head[9:]), int(head[8]), pose, np.array(seen, dtype=float).reshape(-1, 3)))
+        pose, points = np.array([float(one) for one in head[1:8]]), np.array(seen, dtype=float).reshape(-1, 3)
+        if not np.isfinite(points).all():
+            raise ValueError(f"points of image {head[0]} are no finite numbers")
+        found.append((" ".join(head[9:]), int(head[8]), pose, points))
     return found
 
 
 def _text_points(file: IO[bytes]) -> dict[int, np.ndarray]:
-    return {int(words[0]): np.array([float(one) for one in words[1:4]]) for words in _lines(file) if words}
+    return {int(words[0]): np.array([float(words[i]) for i in (1, 2, 3)]) for words in _lines(file) if words}
 
 
 def _numbers(file: IO[bytes], layout: str) -> tuple[Any, ...]:
-    size = struct.calcsize("<" + layout)
-    return struct.unpack("<" + layout, file.read(size))
+    return struct.unpack("<" + layout, _bytes(file, struct.calcsize("<" + layout)))
+
+
+def _bytes(file: IO[bytes], size: int) -> bytes:
+    """So many more bytes; a count that claims more than there are takes no memory."""
+    left = os.fstat(file.fileno()).st_size - file.tell()
+    if size > left:
+        raise ValueError(f"{size} bytes are announced, {left} follow")
+    return file.read(size)
 
 
 def _binary_cameras(file: IO[bytes]) -> dict[int, tuple[str, int, int, list[float]]]:
     found, names = {}, list(_CAMERA_PARAMETERS)
     for _ in range(_numbers(file, "Q")[0]):
         number, model, width, height = _numbers(file, "iiQQ")
+        if not 0 <= model < len(names):
+            raise ValueError(f"camera model {model} is not one of {len(names)}")
         parameters = list(_numbers(file, f"{_CAMERA_PARAMETERS[names[model]]}d"))
         found[number] = (names[model], width, height, parameters)
     return found
@@ -266,7 +296,9 @@ def _binary_images(file: IO[bytes]) -> list[tuple[str, int, np.ndarray, np.ndarr
         while (letter := _numbers(file, "c")[0]) != b"\0":
             name += letter
         (count,) = _numbers(file, "Q")
-        seen = np.frombuffer(file.read(24 * count), dtype=[("x", "<f8"), ("y", "<f8"), ("point", "<i8")], count=count)
+        seen = np.frombuffer(
+            _bytes(file, 24 * count), dtype=[("x", "<f8"), ("y", "<f8"), ("point", "<i8")], count=count
+        )
         rows = np.stack([seen["x"], seen["y"], seen["point"].astype(float)], 1)
         found.append((name.decode("utf-8"), camera, np.array(pose), rows))
     return found

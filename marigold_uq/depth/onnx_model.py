@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
+
+from marigold_uq.picture_files import ImageError, array_of_picture, read_array
 
 __all__ = ["OnnxDepth", "OnnxMaps"]
 
@@ -66,9 +68,11 @@ class OnnxDepth:
         return tuple(self.facts["coverages"])
 
     def __call__(self, image: str | Path | Image.Image | np.ndarray, *, resolution: int | None = None) -> OnnxMaps:
-        """Depth of a picture: a path, a PIL image, or an array (H, W, 3) of uint8 or of floats in [0, 1].
+        """Depth of a picture: a path, a PIL image, or an array (H, W, 3) of unsigned integers or of floats in [0, 1].
 
-        `resolution` is the longer edge for the network, 0 for the picture's own; by default the model's.
+        Files are read as the pipeline reads them: any bit depth, alpha, EXIF orientation; an ImageError says what is
+        wrong with those that are damaged or too large. `resolution` is the longer edge for the network, 0 for the
+        picture's own; by default the model's.
         """
         pixels = _pixels(image)  # (H, W, 3)
         height, width = pixels.shape[:2]
@@ -81,17 +85,26 @@ class OnnxDepth:
 
 
 def _pixels(image: str | Path | Image.Image | np.ndarray) -> NDArray[np.float32]:
-    """(H, W, 3) in [0, 1]."""
+    """(H, W, 3) in [0, 1]; grey becomes three channels, and white shows through what is transparent."""
     if isinstance(image, str | Path):
-        with Image.open(image) as opened:
-            image = ImageOps.exif_transpose(opened).convert("RGB")
-    pixels = np.asarray(image.convert("RGB") if isinstance(image, Image.Image) else image)
-    if pixels.ndim != 3 or pixels.shape[2] != 3 or 0 in pixels.shape:
-        raise ValueError(f"a picture is (H, W, 3); got {pixels.shape}")
-    if pixels.dtype == np.uint8:
-        return pixels.astype(np.float32) / np.float32(255)
+        pixels = read_array(image)
+    else:
+        pixels = array_of_picture(image, "the picture") if isinstance(image, Image.Image) else np.asarray(image)
+    pixels = pixels[..., None] if pixels.ndim == 2 else pixels
+    if pixels.ndim != 3 or pixels.shape[2] not in (1, 3, 4) or 0 in pixels.shape:
+        raise ImageError(f"a picture is (H, W, 3), grey (H, W) or with alpha (H, W, 4); got {np.shape(image)}")
+    unit = _unit(pixels)
+    if unit.shape[2] == 4:
+        unit = unit[..., :3] * unit[..., 3:] + (1 - unit[..., 3:])
+    return np.repeat(unit, 3, 2) if unit.shape[2] == 1 else unit
+
+
+def _unit(pixels: np.ndarray) -> NDArray[np.float32]:
+    """Values in [0, 1]: unsigned integers by the largest of their type."""
+    if pixels.dtype.kind == "u":
+        return pixels.astype(np.float32) / np.float32(np.iinfo(pixels.dtype).max)
     if pixels.dtype.kind != "f" or not (pixels.min() >= 0 and pixels.max() <= 1):
-        raise ValueError(f"a picture holds uint8, or floats in [0, 1]; got {pixels.dtype}")
+        raise ImageError(f"a picture holds unsigned integers, or floats in [0, 1]; got {pixels.dtype}")
     return pixels.astype(np.float32)
 
 

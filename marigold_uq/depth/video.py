@@ -21,7 +21,8 @@ import numpy as np
 import torch
 
 from marigold_uq.files import atomic_path
-from marigold_uq.pipelines.depth.images import IMAGE_SUFFIXES, ImageError, list_images, load_images, to_uint8
+from marigold_uq.picture_files import IMAGE_SUFFIXES, ImageError, list_images
+from marigold_uq.pipelines.depth.images import load_images, to_uint8
 
 _CODECS = {".mp4": "mp4v", ".avi": "MJPG"}  # both are built into OpenCV's wheels
 _DEFAULT_FPS = 24.0

@@ -368,12 +368,22 @@ class MarigoldUQDepthPipeline(UncertaintyPipeline):
         starts, _ = draw_starts(generator, [shape] * len(image), conditions)
         return conditions, torch.cat(starts)
 
-    def decode_prediction(self, pred_latent: Tensor) -> Tensor:
-        """Latents (B, C, h, w) -> maps (B, 1, H, W) in [0, 1], of models without an image encoder."""
+    def decode_prediction(self, pred_latent: Tensor, guide: Tensor | None = None) -> Tensor:
+        """Latents (B, C, h, w) -> maps (B, 1, H, W) in [0, 1].
+
+        Models with an image encoder decode with the picture beside the latents: `guide`, (G, h', w'), is what
+        `conditions(pixels, batch_size)` found in the one picture whose latents they are.
+        """
+        if (guide is None) == bool(getattr(self.vae, "is_monotone", False)):
+            raise ValueError(
+                "guide must be given where, and only where, the vae is a DepthCells: pipeline.conditions(pixels, 1)"
+                f"[0].guide of the picture; got {'none' if guide is None else tuple(guide.shape)} for a "
+                f"{type(self.vae).__name__}"
+            )
         channels = self.vae.config.latent_channels
         if pred_latent.ndim != 4 or pred_latent.shape[1] != channels:
             raise ValueError(f"pred_latent must have shape (B, {channels}, h, w); got {tuple(pred_latent.shape)}")
-        return decode_maps(self.vae, pred_latent, len(pred_latent)).unsqueeze(1)
+        return decode_maps(self.vae, pred_latent, len(pred_latent), guide).unsqueeze(1)
 
     @staticmethod
     def ensemble_depth(

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from support.tiny_conditioned import conditioned_pipeline
 from support.tiny_depth import picture
 from support.tiny_depth import tiny_pipeline as tiny_depth_pipeline
 from support.tiny_field import tiny_pipeline as tiny_field_pipeline
@@ -22,7 +23,9 @@ from support.tiny_field import tiny_trajectories
 from support.tiny_sets import quick_model
 from tqdm import tqdm
 
-from marigold_uq.commands.depth import DepthOptions, Failure, Plan, run_images
+from marigold_uq.commands.depth import DepthOptions
+from marigold_uq.commands.inputs import Input
+from marigold_uq.commands.pictures import Failure, Plan, run_pictures
 from marigold_uq.commands.runner import Invocation, run_command
 from marigold_uq.files import make_folder
 from marigold_uq.results import markdown_table
@@ -76,29 +79,37 @@ def picture_step(output: Path) -> Callable[[int], None]:
 
     def step(index: int) -> None:
         failures: list[Failure] = []
-        run_images([source], plan, pipeline, failures)
+        run_pictures([Input(source, source.stem)], plan, pipeline, failures)
         assert not failures, failures
 
     return step
 
 
 def call_step() -> Callable[[int], None]:
-    """A call of one of the pipelines."""
-    depth, fields = tiny_depth_pipeline("gaussian"), tiny_field_pipeline()
+    """A call of one of the pipelines, each in its turn through sizes, steps and ways to uncertainty."""
+    depth, conditioned, fields = (
+        tiny_depth_pipeline("gaussian"),
+        conditioned_pipeline("low_rank"),
+        tiny_field_pipeline(),
+    )
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(40, 2))
     table = quick_model(num_models=1, max_epochs=1, baseline_epochs=1).fit(rows, rows.sum(1)).pipeline_
     states = torch.stack([tiny_trajectories().read(0, 0, 2)])
-    images = [picture(8 + 8 * number, 16) for number in range(3)]
+    images = [picture(16 + 16 * number, 32) for number in range(3)]
+    modes = (None, "ensemble", "trajectory", "marginal")
 
     def step(index: int) -> None:
-        steps = 1 + index % 3
-        if index % 3 == 0:
-            depth(images[index % 3], uncertainty=(None, "ensemble", "trajectory")[index % 2], num_inference_steps=steps)
-        elif index % 3 == 1:
-            fields(states, 1 + index % 2, ensemble_size=2, num_inference_steps=steps, coverage=0.9)
+        turn, steps = index // 4, 1 + index // 4 % 3
+        if index % 4 == 0:
+            depth(images[turn % 3], uncertainty=modes[turn % 3], num_inference_steps=steps)
+        elif index % 4 == 1:
+            size = {"processing_resolution": 32, "num_inference_steps": steps}
+            conditioned(images[turn % 3], uncertainty=modes[turn % 4], **size)
+        elif index % 4 == 2:
+            fields(states, 1 + turn % 2, ensemble_size=2, num_inference_steps=steps, coverage=0.9)
         else:
-            table(rows[: 1 + index % 7], 4, num_inference_steps=steps, quantiles=[0.1, 0.9])
+            table(rows[: 1 + turn % 7], 4, num_inference_steps=steps, quantiles=[0.1, 0.9])
 
     return step
 

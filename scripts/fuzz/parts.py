@@ -21,6 +21,8 @@ import numpy as np
 import torch
 import yaml
 from PIL import Image, features
+from support.colmap_models import write_binary_model, write_text_model
+from support.tiny_conditioned import conditioned_pipeline
 from support.tiny_depth import picture
 from support.tiny_depth import tiny_pipeline as tiny_depth_pipeline
 from support.tiny_field import tiny_pipeline as tiny_field_pipeline
@@ -33,11 +35,13 @@ from marigold_uq.array_files import ArrayFileError, read_npy, read_npz
 from marigold_uq.commands.depth import DepthOptions
 from marigold_uq.commands.runner import run_command
 from marigold_uq.depth.data import SPECS, DepthDataError, ListedDepth
+from marigold_uq.depth.metric_points import read_metric_points
 from marigold_uq.field.data import Trajectories, open_weather, read_trajectories
 from marigold_uq.field.data.storage import write_trajectories
 from marigold_uq.models.field_grid import FieldDataError
+from marigold_uq.picture_files import ImageError
 from marigold_uq.pipelines.depth import MarigoldUQDepthPipeline
-from marigold_uq.pipelines.depth.images import ImageError, load_images
+from marigold_uq.pipelines.depth.images import load_images
 from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.pipelines.tabular.pipeline import TabularRegressionPipeline
 from marigold_uq.tabular.data import TableError, TableSource, read_table
@@ -45,6 +49,7 @@ from marigold_uq.training.loop import Trainer
 from scripts.fuzz.damage import Bomb, damaged, with_wrong_value
 
 Random = np.random.Generator
+_MARGINAL: dict[str, Any] = {"uncertainty": "marginal", "ensemble_size": 3, "processing_resolution": 32}
 
 
 class Part(ABC):
@@ -270,6 +275,39 @@ class Indices(Part):
             assert "outside" not in sample["name"], "a file outside the folder was read"
 
 
+class Points(Part):
+    """Metric points as CSV and as COLMAP models, text and binary."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        shutil.rmtree(folder / "text", ignore_errors=True)
+        shutil.rmtree(folder / "binary", ignore_errors=True)
+        write_text_model(folder / "text")
+        write_binary_model(folder / "binary")
+        self.models = [list((folder / kind).iterdir()) for kind in ("text", "binary")]
+        self.csv = b"x,y,depth,image\n1,2,3,a.jpg\n4,5,6,a.jpg\n7,8,9,b.jpg\n"
+
+    def run(self, rng: Random) -> None:
+        path, kind = self.folder / "case", int(rng.integers(3))
+        shutil.rmtree(path, ignore_errors=True)
+        if kind == 2:
+            path = self.write("case.csv", damaged(self.csv, rng))
+        else:
+            shutil.copytree(self.models[kind][0].parent, path)
+            file = path / self.models[kind][int(rng.integers(3))].name
+            file.write_bytes(damaged(file.read_bytes(), rng))
+        try:
+            read = read_metric_points(path)
+        except ValueError as error:
+            if str(path) not in str(error):
+                raise RuntimeError("the message does not name the file") from error
+            raise
+        for points in read.by_picture.values():
+            found = points.at_size(64, 48)
+            assert np.isfinite(found.xy).all()
+            assert np.isfinite(found.depth).all()
+
+
 class Configs(Part):
     """YAML of the depth command: one line of error and exit code 2, or options."""
 
@@ -307,6 +345,7 @@ class Models(Part):
         table.fit(features, features.sum(1))
         made: dict[str, Any] = {
             "depth": tiny_depth_pipeline("gaussian"),
+            "conditioned": conditioned_pipeline("low_rank"),
             "field": tiny_field_pipeline(),
             "tabular": table.pipeline_,
         }
@@ -315,12 +354,13 @@ class Models(Part):
         states = torch.stack([tiny_trajectories().read(0, 0, 2)])
         self.calls: dict[str, tuple[Any, Callable[[Any], Any]]] = {
             "depth": (MarigoldUQDepthPipeline, lambda pipeline: pipeline(picture(8, 8), processing_resolution=8)),
+            "conditioned": (MarigoldUQDepthPipeline, lambda pipeline: pipeline(picture(32, 32), **_MARGINAL)),
             "field": (FieldForecastPipeline, lambda pipeline: pipeline(states, 1, ensemble_size=2)),
             "tabular": (TabularRegressionPipeline, lambda pipeline: pipeline(features[:2], 2)),
         }
 
     def run(self, rng: Random) -> None:
-        name = ("depth", "field", "tabular")[int(rng.integers(3))]
+        name = list(self.calls)[int(rng.integers(len(self.calls)))]
         case = self.folder / "case"
         shutil.rmtree(case, ignore_errors=True)
         shutil.copytree(self.folder / name, case)
@@ -382,14 +422,14 @@ class Calls(Part):
             pipeline.set_progress_bar_config(disable=True)
 
     def run(self, rng: Random) -> None:
-        name = ("depth", "field", "tabular")[int(rng.integers(3))]
-        usual = {"depth": (8, 8, 3), "field": (1, 2, 1, 16), "tabular": (3, 2)}[name]
+        name = list(self.pipelines)[int(rng.integers(len(self.pipelines)))]
+        usual = {"depth": (8, 8, 3), "conditioned": (16, 16, 3), "field": (1, 2, 1, 16), "tabular": (3, 2)}[name]
         values = _any_array(rng, usual)
         options = {"num_inference_steps": _any_number(rng), "ensemble_size": _any_number(rng)}
         if rng.integers(2):
             options["coverage"] = [0.9, 0.0, 1.0, -1, 2, float("nan")][int(rng.integers(6))]
         output = self.pipelines[name](values, **options)
-        found = output.samples if name != "depth" else output.prediction
+        found = output.prediction if name in ("depth", "conditioned") else output.samples
         if (
             bool(np.isfinite(np.asarray(values, np.float64)).all())
             and np.abs(np.asarray(values, np.float64)).max() < 10
@@ -419,5 +459,5 @@ def _any_array(rng: Random, usual: tuple[int, ...]) -> np.ndarray:
 
 PARTS: dict[str, type[Part]] = {
     re.sub("(?<!^)([A-Z])", r"_\1", part.__name__).lower(): part
-    for part in (Pictures, Exif, Arrays, Fields, Weather, Tables, Indices, Configs, Models, Checkpoints, Calls)
+    for part in (Pictures, Exif, Arrays, Fields, Weather, Tables, Indices, Points, Configs, Models, Checkpoints, Calls)
 }

@@ -19,7 +19,8 @@ from support.tiny_field import tiny_trajectories
 from support.toy_task import Points, ToyTask, metrics_of, toy_config, weights_of
 
 from marigold_uq.calibration import Calibration
-from marigold_uq.depth.calibrate import DepthCalibration, _write_copy
+from marigold_uq.depth.calibration.options import DepthCalibration
+from marigold_uq.depth.calibration.pipelines import _write_copy
 from marigold_uq.depth.data.shards import write_shard
 from marigold_uq.depth.export import FORMATS, export
 from marigold_uq.field import calibrate as field_calibration
@@ -146,7 +147,7 @@ class DepthModel(Written):
             tiny_pipeline("gaussian").save_pretrained(folder / "start")
         elif not (folder / "calibrated").exists():
             pipeline = tiny_pipeline("gaussian").calibrate(Calibration(kappa=1.5, uncertainty="ensemble"))
-            options: Any = DepthCalibration(folder / "start", folder / "calibrated", data=None)  # type: ignore[arg-type]
+            options = DepthCalibration(str(folder / "start"), folder / "calibrated")
             _write_copy(pipeline, options)
 
 

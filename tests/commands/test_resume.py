@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 from support.cli_runs import depth, noisy_scene, read_npz, run, save_models, save_picture
+from support.tiny_conditioned import conditioned_pipeline
 from support.tiny_depth import tiny_pipeline
 
+from marigold_uq.commands import pictures
+from marigold_uq.commands.pictures import default_batch
 from marigold_uq.depth.video import write_video
 
 FIRST = ["--formats", "npz", "--coverage", "0.5", "--uncertainty", "ensemble"]
@@ -214,6 +217,14 @@ def test_pictures_of_one_size_share_a_network_call(models: Path, photos: Path, m
         together, alone = read_npz(path), read_npz(photos.parent / "single" / path.name)
         for name in ("depth", "uncertainty"):
             assert abs(together[name] - alone[name]).max() < 1e-5
+
+
+def test_all_networks_of_a_model_decide_whether_its_pictures_are_batched(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = conditioned_pipeline()
+    assert default_batch(pipeline) == 8
+    sizes = {name: sum(one.numel() for one in getattr(pipeline, name).parameters()) for name in ("unet", "vae")}
+    monkeypatch.setattr(pictures, "_SMALL_MODEL", sum(sizes.values()) + 1)
+    assert default_batch(pipeline) == 1  # the image encoder counts
 
 
 def test_pictures_and_the_sample_together_are_refused(

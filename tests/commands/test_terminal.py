@@ -129,6 +129,17 @@ def test_a_reader_that_leaves_does_not_end_the_run(models: Path, photos: Path) -
     assert "BrokenPipe" not in run.stderr
 
 
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["train"], ["train", "--help"]])
+def test_a_reader_that_left_before_the_help_came_sees_no_traceback(words: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    run = subprocess.run([*COMMAND, *words], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert run.returncode == (2 if words == ["train"] else 0)
+    assert "Traceback" not in run.stderr
+    assert "BrokenPipe" not in run.stderr
+
+
 def test_bars_can_be_turned_off(
     models: Path, photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

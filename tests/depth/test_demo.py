@@ -1,21 +1,24 @@
 """What the demo shows of a picture, without a browser; the page itself is in tests/commands/test_demo_browser.py."""
 
+import asyncio
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from support.cli_runs import read_npz, save_picture
+from support.tiny_conditioned import conditioned_pipeline
 from support.tiny_depth import tiny_pipeline
 
 from marigold_uq.calibration import Calibration, IntervalGrid
 from marigold_uq.depth.demo import opacity, predict
 from marigold_uq.depth.glb import glb_bytes
 from marigold_uq.metrics import nested_interval
-from marigold_uq.pipelines.depth.images import ImageError
+from marigold_uq.picture_files import ImageError
 
 MEMBERS = 4
 GRID = IntervalGrid((0.5, 0.9), ((0.8,), (2.0,)))
@@ -52,6 +55,18 @@ def test_without_a_calibration_the_interval_is_that_of_the_members_and_it_says_s
     lower, upper = nested_interval(found.members[:, 3, 4], 0.8)
     assert found.interval_at(3, 4, 0.8) == (pytest.approx(float(lower)), pytest.approx(float(upper)))
     assert "not calibrated" in found.sentence(3, 4, 0.8)
+
+
+def test_a_model_with_an_image_encoder_is_shown_by_its_quantiles(tmp_path: Path) -> None:
+    record = Calibration(kappa=1.5, interval=GRID, uncertainty="marginal", ensemble_size=MEMBERS)
+    model = conditioned_pipeline("low_rank").calibrate(record)
+    path = save_picture(tmp_path / "p.png", height=48, width=64)
+    found = predict(model, path, max_pixels=10**6, ensemble_size=MEMBERS)
+    generator = torch.Generator().manual_seed(0)
+    expected = model(path, uncertainty="marginal", ensemble_size=MEMBERS, coverage=0.9, generator=generator)
+    assert found.interval_at(5, 7, 0.9) == pytest.approx(tuple(expected.interval[0, 5, 7]), abs=1e-5)
+    assert found.record.metadata["uncertainty"] == "marginal"
+    assert found.cloud(0.5)[1] < found.cloud(1.0)[1]
 
 
 def test_a_level_beyond_the_calibration_is_flagged(tmp_path: Path) -> None:
@@ -137,3 +152,29 @@ def test_files_that_are_no_pictures_or_too_large_are_refused(tmp_path: Path) -> 
         predict(pipeline(), tmp_path / "x.png", max_pixels=10**6)
     with pytest.raises(ImageError, match="more than the 100 allowed"):
         predict(pipeline(), save_picture(tmp_path / "p.png"), max_pixels=100)
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:7860", 200), ("localhost:7860", 200), ("LOCALHOST:8000", 200), ("[::1]:7860", 200),
+        ("rebound.example:7860", 403), ("127.0.0.1.example", 403), ("", 403),
+    ],
+)  # fmt: skip
+def test_a_page_elsewhere_whose_name_was_made_to_mean_this_computer_is_refused(host: str, status: int) -> None:
+    """DNS rebinding: the browser takes the demo for a part of that page, and only the name in the request tells."""
+    pytest.importorskip("gradio", reason='the demo needs gradio: pip install ".[demo]"')
+    from starlette.responses import PlainTextResponse
+
+    from marigold_uq.depth.demo_page import _SameOrigin
+
+    events: list[dict[str, Any]] = []
+
+    async def send(event: dict[str, Any]) -> None:
+        events.append(event)
+
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"host", host.encode())]}
+    asyncio.run(_SameOrigin(PlainTextResponse("the page"))(scope, None, send))
+    assert events[0]["status"] == status
+    policy = [value for name, value in events[0]["headers"] if name == b"content-security-policy"]
+    assert len(policy) == (status == 200)

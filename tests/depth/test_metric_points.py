@@ -6,58 +6,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.cli_runs import depth, read_npz, save_models, save_picture
+from support.colmap_models import (
+    HEIGHT,
+    LENS,
+    POSE,
+    SHIFT,
+    WIDTH,
+    known_points,
+    write_binary_model,
+    write_text_model,
+)
 
 from marigold_uq.depth.export import DepthRecord
 from marigold_uq.depth.metric_points import MetricPoints, read_metric_points, to_metric
-
-HEIGHT, WIDTH = 24, 32
-LENS = (40.0, 42.0, 15.5, 11.5)  # fx, fy, cx, cy with the first pixel's centre at 0
-POSE = np.array([0.9, 0.1, -0.2, 0.3])  # a quaternion, not normalised
-SHIFT = np.array([0.3, -0.2, 0.5])
-
-
-def rotate(quaternion: np.ndarray, vector: np.ndarray) -> np.ndarray:
-    """By quaternion products, the slow and sure way."""
-
-    def product(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-        return np.array([p[0] * q[0] - p[1:] @ q[1:], *(p[0] * q[1:] + q[0] * p[1:] + np.cross(p[1:], q[1:]))])
-
-    unit = quaternion / np.linalg.norm(quaternion)
-    return product(product(unit, np.array([0.0, *vector])), unit * [1, -1, -1, -1])[1:]
-
-
-def known_points(count: int = 30) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pixels (N, 2), distances (N,) and the points in the world (N, 3) that are seen there."""
-    rng = np.random.default_rng(0)
-    xy = np.stack([rng.uniform(0, WIDTH - 1, count), rng.uniform(0, HEIGHT - 1, count)], 1)
-    z = 2 + 3 * xy[:, 1] / HEIGHT
-    seen = np.stack([(xy[:, 0] - LENS[2]) / LENS[0] * z, (xy[:, 1] - LENS[3]) / LENS[1] * z, z], 1)
-    back = POSE * [1, -1, -1, -1]
-    return xy, z, np.array([rotate(back, point - SHIFT) for point in seen])
-
-
-def write_text_model(folder: Path) -> None:
-    xy, _, world = known_points()
-    folder.mkdir(parents=True)
-    camera = f"1 PINHOLE {WIDTH} {HEIGHT} {LENS[0]} {LENS[1]} {LENS[2] + 0.5} {LENS[3] + 0.5}"
-    (folder / "cameras.txt").write_text(f"# cameras\n{camera}\n")
-    seen = " ".join(f"{x + 0.5} {y + 0.5} {i}" for i, (x, y) in enumerate(xy.tolist())) + " 3.0 4.0 -1"
-    pose = " ".join(map(str, [*POSE.tolist(), *SHIFT.tolist()]))
-    (folder / "images.txt").write_text(f"# images\n7 {pose} 1 room/a b.jpg\n{seen}\n8 {pose} 1 empty.jpg\n\n")
-    rows = "".join(f"{i} {x} {y} {z} 1 2 3 0.5 7 {i}\n" for i, (x, y, z) in enumerate(world.tolist()))
-    (folder / "points3D.txt").write_text(rows)
-
-
-def write_binary_model(folder: Path) -> None:
-    xy, _, world = known_points()
-    folder.mkdir(parents=True)
-    lens = [LENS[0], LENS[1], LENS[2] + 0.5, LENS[3] + 0.5]
-    (folder / "cameras.bin").write_bytes(struct.pack("<QiiQQ4d", 1, 1, 1, WIDTH, HEIGHT, *lens))
-    seen = b"".join(struct.pack("<ddq", x + 0.5, y + 0.5, i) for i, (x, y) in enumerate(xy))
-    head = struct.pack("<Qi7di", 1, 7, *POSE, *SHIFT, 1) + b"room/a b.jpg\0" + struct.pack("<Q", len(xy))
-    (folder / "images.bin").write_bytes(head + seen)
-    rows = [struct.pack("<Q3d3BdQii", i, *point, 1, 2, 3, 0.5, 1, 7, i) for i, point in enumerate(world)]
-    (folder / "points3D.bin").write_bytes(struct.pack("<Q", len(world)) + b"".join(rows))
 
 
 @pytest.mark.parametrize("write", [write_text_model, write_binary_model])
@@ -73,12 +34,56 @@ def test_a_colmap_model_gives_distances_along_the_axis_and_the_lens(write: objec
     assert larger.intrinsics == pytest.approx((80, 84, 31.5, 23.5))
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("cameras", f"1 PINHOLE {WIDTH} {HEIGHT} 40 42"),
+        ("points3D", "0 1 2"),
+        ("images", "7 1 0 0"),
+        ("images", "x"),
+        ("images", "7 1 0 0 0 0 0 0 1 a.jpg\n1 2 inf\n"),
+    ],
+)
+def test_too_few_words_in_a_colmap_text_are_named(name: str, content: str, tmp_path: Path) -> None:
+    write_text_model(tmp_path / "model")
+    (tmp_path / "model" / f"{name}.txt").write_text(content)
+    with pytest.raises(ValueError, match=r"model.* is damaged"):
+        read_metric_points(tmp_path / "model")
+
+
 @pytest.mark.parametrize("name", ["cameras.bin", "images.bin", "points3D.bin"])
 def test_a_damaged_colmap_file_is_named(name: str, tmp_path: Path) -> None:
     write_binary_model(tmp_path / "model")
     path = tmp_path / "model" / name
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(ValueError, match=rf"{name} is damaged"):
+        read_metric_points(tmp_path / "model")
+
+
+CAMERA = struct.pack("<QiiQQ", 1, 1, 1, WIDTH, HEIGHT)
+POSED = struct.pack("<Qi7di", 1, 7, *POSE, *SHIFT, 1) + b"a.jpg\0"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("cameras.bin", struct.pack("<QiiQQ4d", 1, 2, 1, WIDTH, HEIGHT, *LENS), "of camera 1, which is not among"),
+        ("cameras.bin", struct.pack("<QiiQQ4d", 1, 1, -1, WIDTH, HEIGHT, *LENS), "camera model -1 is not one of 11"),
+        ("cameras.bin", CAMERA + struct.pack("<4d", float("nan"), 1, 1, 1), "no finite numbers"),
+        ("cameras.bin", struct.pack("<QiiQQ4d", 1, 1, 1, 0, HEIGHT, *LENS), "no finite numbers"),
+        ("images.bin", struct.pack("<Qi7di", 1, 7, 0, 0, 0, 0, *SHIFT, 1) + b"a.jpg\0" + bytes(8), "no finite numbers"),
+        ("images.bin", POSED + struct.pack("<Q", 2**61), "bytes are announced, 0 follow"),
+        ("points3D.bin", struct.pack("<QQ3d3BdQ", 1, 1, 1, 1, 1, 1, 1, 1, 1, 2**40), "bytes are announced, 0 follow"),
+    ],
+    ids=["absent camera", "unknown kind", "lens of NaN", "no size", "no pose", "claimed points", "claimed tracks"],
+)
+def test_a_colmap_model_that_contradicts_itself_is_refused(
+    name: str, content: bytes, message: str, tmp_path: Path
+) -> None:
+    """A camera that is not there, one of no known kind, no numbers, no size, counts beyond the end of the file."""
+    write_binary_model(tmp_path / "model")
+    (tmp_path / "model" / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
         read_metric_points(tmp_path / "model")
 
 
@@ -107,11 +112,13 @@ def test_a_csv_may_serve_one_picture_or_many(tmp_path: Path) -> None:
         ("x,y,depth\n1,2\n", "line 2"),
         ("x,y,depth\n1,2,-3\n", "with positive depth"),
         ("x,y,depth\n1,nan,3\n", "must be finite"),
+        (b"x,y,depth\n1,\xff,3\n", "points.csv is no CSV file"),
+        pytest.param("x,y,depth\n1,2,3" + 200_000 * "9", "points.csv is no CSV file", id="an endless number"),
     ],
 )
-def test_a_csv_that_cannot_be_used_says_why(content: str, message: str, tmp_path: Path) -> None:
+def test_a_csv_that_cannot_be_used_says_why(content: str | bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "points.csv"
-    path.write_text(content)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=message):
         read_metric_points(path)
 

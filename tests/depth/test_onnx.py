@@ -17,12 +17,14 @@ from marigold_uq import MarigoldUQDepthPipeline
 from marigold_uq.calibration import Calibration, IntervalGrid
 from marigold_uq.cli import main
 from marigold_uq.distributions import GaussianDistribution
+from marigold_uq.picture_files import ImageError
+from marigold_uq.pipelines.depth.images import load_images
 
 pytest.importorskip("onnx", reason="the export needs the extra onnx")
 pytest.importorskip("onnxruntime", reason="the export needs the extra onnx")
 
 from marigold_uq.depth.onnx_export import TILE, OneStepDepth, export_onnx
-from marigold_uq.depth.onnx_model import INPUT, OnnxDepth
+from marigold_uq.depth.onnx_model import INPUT, OnnxDepth, _pixels
 
 GRID = IntervalGrid((0.5, 0.9), ((0.8,), (2.1,)))
 MEMBERS = 6
@@ -174,6 +176,36 @@ def test_other_files_and_pictures_are_refused(tmp_path: Path) -> None:
         OnnxDepth(tmp_path / "none.onnx")
     export_onnx(conditioned_pipeline(), tmp_path / "m.onnx")
     model = OnnxDepth(tmp_path / "m.onnx")
-    for wrong in (np.zeros((4, 4)), np.full((4, 4, 3), 2.0), np.zeros((4, 4, 3), np.int64)):
+    for wrong in (np.zeros((4, 4, 2)), np.full((4, 4, 3), 2.0), np.zeros((4, 4, 3), np.int64)):
         with pytest.raises(ValueError, match="a picture"):
             model(wrong)
+
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+PICTURES = {
+    "colour.png": Image.fromarray(PIXELS),
+    "grey.png": Image.fromarray(PIXELS[..., 0]),
+    "deep.png": Image.fromarray(PIXELS[..., 0].astype(np.uint16) * 200),
+    "alpha.png": Image.fromarray(np.dstack([PIXELS, PIXELS[..., 0]])),
+    "palette.gif": Image.fromarray(PIXELS).convert("P"),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_file_is_read_as_the_pipeline_reads_it(name: str, tmp_path: Path) -> None:
+    PICTURES[name].save(tmp_path / name)
+    (expected,) = load_images(tmp_path / name)
+    for given in (tmp_path / name, Image.open(tmp_path / name)):
+        np.testing.assert_allclose(_pixels(given), expected.permute(1, 2, 0).numpy(), atol=1e-6)
+
+
+def test_a_strangers_file_cannot_harm(tmp_path: Path) -> None:
+    """EXIF that no parser takes, a file that asks another program to open it, and one that claims too many pixels."""
+    exif = b"Exif\0\0MM\0*\0\0\0\x08\0\x02\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\x01\x1a\0\x02\0\0\0\x04ab\0\0\0\0\0\0"
+    Image.fromarray(PIXELS).save(tmp_path / "turned.jpg", exif=exif)
+    assert _pixels(tmp_path / "turned.jpg").shape == (8, 6, 3)
+    (tmp_path / "program.eps").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 6\n%%EOF\n")
+    Image.new("1", (13000, 13000)).save(tmp_path / "large.gif")
+    for name in ("program.eps", "large.gif"):
+        with pytest.raises(ImageError, match=name):
+            _pixels(tmp_path / name)

@@ -10,7 +10,7 @@ from PIL import Image
 
 from marigold_uq.depth import video
 from marigold_uq.depth.video import carry_latents, read_frames, write_video
-from marigold_uq.pipelines.depth.images import ImageError
+from marigold_uq.picture_files import ImageError
 
 
 def moving_square(count: int = 6, height: int = 48, width: int = 64) -> list[np.ndarray]:

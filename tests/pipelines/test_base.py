@@ -5,10 +5,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from support.tiny_depth import tiny_pipeline
+from support.tiny_field import tiny_pipeline as tiny_field_pipeline
 from support.tiny_uncertainty import TinyUncertaintyPipeline, tiny_uncertainty_pipeline
 
+from marigold_uq import FieldForecastPipeline, MarigoldUQDepthPipeline
 from marigold_uq.calibration import Calibration, IntervalGrid
 
 TESTS = Path(__file__).parents[1]
@@ -123,3 +128,18 @@ def test_old_entries_are_translated_while_loading(tmp_path: Path) -> None:
     record = loaded.calibration_for("ensemble")
     assert record.interval == IntervalGrid((0.9,), ((1.5,),))
     assert (record.kappa, record.num_inference_steps, record.ensemble_size) == (2.0, 3, 7)
+
+
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [(MarigoldUQDepthPipeline, tiny_pipeline), (FieldForecastPipeline, tiny_field_pipeline)],
+    ids=["depth", "field"],
+)
+def test_a_model_that_fails_to_load_leaves_the_default_dtype_alone(kind: Any, make: Any, tmp_path: Path) -> None:
+    """diffusers sets it while it makes a network: everything after the failure would come out in float64."""
+    make().save_pretrained(tmp_path)
+    config = tmp_path / "unet" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "_class_name": 3}))
+    with pytest.raises(ValueError, match="_class_name"):
+        kind.from_pretrained(tmp_path, dtype=torch.float64)
+    assert torch.get_default_dtype() == torch.float32

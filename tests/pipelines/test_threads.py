@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support import tiny_depth, tiny_field
+from support.tiny_conditioned import conditioned_pipeline
 from support.tiny_sets import quick_model
 
 NUM_THREADS = 16
@@ -28,6 +29,21 @@ def depth_calls() -> tuple[Any, Call]:
         options: dict[str, Any] = {"num_inference_steps": 1 + number % 4, "generator": seeded(number)}
         mode = (None, "ensemble", "trajectory")[number % 3]
         output = pipeline(pictures[number % 3], uncertainty=mode, ensemble_size=2 if mode else 1, **options)
+        return np.asarray(output.prediction if mode is None else output.uncertainty)
+
+    return pipeline, call
+
+
+def conditioned_calls() -> tuple[Any, Call]:
+    """What the commands do by default where a model has an image encoder."""
+    pipeline = conditioned_pipeline("low_rank")
+    pictures = [tiny_depth.picture(32, 16 * (1 + seed), seed) for seed in range(3)]
+
+    def call(number: int) -> np.ndarray:
+        mode = (None, "marginal", "ensemble", "trajectory")[number % 4]
+        options: dict[str, Any] = {"num_inference_steps": 1 + number % 3, "ensemble_size": 2 if mode else 1}
+        picture, options["processing_resolution"] = pictures[number % 3], 32 * (1 + number % 2)
+        output = pipeline(picture, uncertainty=mode, generator=seeded(number), **options)
         return np.asarray(output.prediction if mode is None else output.uncertainty)
 
     return pipeline, call
@@ -56,7 +72,7 @@ def table_calls() -> tuple[Any, Call]:
     return pipeline, call
 
 
-@pytest.mark.parametrize("make", [depth_calls, field_calls, table_calls], ids=["depth", "field", "table"])
+@pytest.mark.parametrize("make", [depth_calls, conditioned_calls, field_calls, table_calls])
 def test_calls_from_many_threads_equal_the_same_calls_one_after_the_other(
     make: Callable[[], tuple[Any, Call]],
 ) -> None:

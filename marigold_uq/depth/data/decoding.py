@@ -15,7 +15,7 @@ from torch import Tensor
 
 from marigold_uq.array_files import npz_names, read_npy, read_npz
 from marigold_uq.depth.data.sample import DepthDataError
-from marigold_uq.pipelines.depth.images import MAX_PIXELS, open_picture
+from marigold_uq.picture_files import MAX_PIXELS, open_picture
 
 Values = NDArray[np.generic]
 Size = tuple[int, int]  # (H, W)

@@ -174,11 +174,9 @@ class _Scorer:
 def _run(scorer: _Scorer, indices: Sequence[int], state: PartialState) -> tuple[list[ImageRecord], list[Failure]]:
     """Score the share of this process, then gather everybody's results, sorted by name."""
     mine = indices[state.process_index :: state.num_processes]
+    hidden = {} if state.is_local_main_process else {"disable": True}  # any other value would overrule TQDM_DISABLE
     with torch.inference_mode():
-        results = [
-            scorer(index)
-            for index in tqdm(mine, desc="evaluation", unit="image", disable=not state.is_local_main_process)
-        ]
+        results = [scorer(index) for index in tqdm(mine, desc="evaluation", unit="image", **hidden)]
     everyone = gather_object(results) if state.num_processes > 1 else results
     records = [result for result in everyone if isinstance(result, ImageRecord)]
     failures = [result for result in everyone if isinstance(result, Failure)]

@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from marigold_uq.depth.evaluation import (
     Members,
     Predictor,
     ScoreOptions,
+    evaluate,
     evaluate_depth,
 )
 
@@ -254,3 +257,19 @@ def test_procedural_scenes_are_a_data_set_like_the_others(options, tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             build_dataset("procedural", **wrong)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_bar_of_the_first_process_can_be_turned_off(is_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """tqdm reads TQDM_DISABLE when it is imported, and any `disable` overrules what it found."""
+    seen: list[dict[str, Any]] = []
+
+    def bar(items: Any, **options: Any) -> Any:
+        seen.append(options)
+        return items
+
+    monkeypatch.setattr(evaluate, "tqdm", bar)
+    state: Any = SimpleNamespace(process_index=0, num_processes=1, is_local_main_process=is_first)
+    scorer: Any = lambda index: None  # noqa: E731
+    evaluate._run(scorer, [0], state)
+    assert [options.get("disable", "unsaid") for options in seen] == ["unsaid" if is_first else True]

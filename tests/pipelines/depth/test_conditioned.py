@@ -177,3 +177,15 @@ def test_calibrated_intervals_are_the_same_in_a_fresh_process(through_the_hub: b
     options = {"uncertainty": "marginal", "ensemble_size": 4, "coverage": 0.9}
     expected = pipeline(picture(48, 64), generator=generator(), **options).interval
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_decode_prediction_needs_the_guide_of_the_picture_and_gives_the_prediction() -> None:
+    pipeline, image = conditioned_pipeline(), torch.from_numpy(picture(48, 64)).permute(2, 0, 1)[None]
+    output = pipeline(image, output_latent=True, output_type="pt", generator=generator())
+    (condition,) = pipeline.conditions(image * 2 - 1, 1)
+    decoded = pipeline.decode_prediction(output.latent, guide=condition.guide)
+    assert torch.allclose(decoded, output.prediction, atol=1e-6)
+    with pytest.raises(ValueError, match="guide must be given"):
+        pipeline.decode_prediction(output.latent)
+    with pytest.raises(ValueError, match=r"guide must be given where, and only where.*AutoencoderKL"):
+        tiny_pipeline().decode_prediction(torch.zeros(1, 4, 3, 4), guide=condition.guide)

@@ -11,15 +11,13 @@ import torch
 from diffusers.pipelines.marigold.marigold_image_processing import MarigoldImageProcessor
 from PIL import Image, ImageOps
 
+from marigold_uq.picture_files import ImageError, list_images, read_array
 from marigold_uq.pipelines.depth import images
 from marigold_uq.pipelines.depth.images import (
     RESAMPLE_METHODS,
-    ImageError,
-    list_images,
     load_images,
     pad_to_multiple,
     picture_for_model,
-    read_array,
     resize,
     resize_to_max_edge,
     to_model_input,
