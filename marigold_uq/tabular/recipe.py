@@ -17,8 +17,6 @@ TABLE_FAMILIES = ("point", "gaussian", "mixture", "sample")
 
 PRESETS = ("default", "paper")
 
-_TRAINING_STEPS = 2000
-"""Of `default`, about, where it trains for one denoising step; three times as many for several."""
 _ROWS_PER_VALUE = 20
 """A target takes few values if each is seen so often on average: new rows then hold no new value, as a rule."""
 
@@ -194,12 +192,12 @@ def paper_recipe(num_rows: int, dataset: str | None = None) -> Recipe:
 def default_recipe(num_rows: int) -> Recipe:
     """Ours: experts out-of-fold, an ensemble whose models stop early on different folds, targets of few values kept.
 
-    One denoising step, so that the distribution is known in closed form; about 2000 training steps at most, in batches
-    that grow with the table.
+    One denoising step, so that the distribution is known in closed form; 1500 or 3000 training steps at most, in
+    batches that grow with the table.
     """
-    batch_size = 32 if num_rows < 2000 else 128 if num_rows < 20000 else 256
+    batch_size = 64 if num_rows < 2000 else 128 if num_rows < 20000 else 256
     steps_per_epoch = max(1, num_rows // batch_size)
-    max_epochs = min(400, max(10, _TRAINING_STEPS // steps_per_epoch))
+    max_epochs = min(400, max(10, (1500 if num_rows < 2000 else 3000) // steps_per_epoch))
     return Recipe(
         noise_family="mixture",
         num_models=5,
@@ -211,6 +209,7 @@ def default_recipe(num_rows: int) -> Recipe:
         baseline_epochs=1000,
         batch_size=batch_size,
         max_epochs=max_epochs,
+        learning_rate=2e-3,
         ema_decay=0.99,
         patience=max(10, max_epochs // 8) if num_rows >= 40 else None,
         validation_folds=True,
@@ -252,7 +251,8 @@ def resolve_recipe(preset: str, num_rows: int, *, options: TrainingOptions | Non
         changed = replace(changed, patience=None)
     elif early_stopping and changed.patience is None:
         changed = replace(changed, patience=max(10, changed.max_epochs // 8))
-    return _checked_kappa_rows(changed, given.get("kappa_from_validation"))
+    _check_kappa_rows(changed)
+    return changed
 
 
 def _in_one_step(recipe: Recipe, given: Mapping[str, Any], chooses_steps: bool) -> Recipe:
@@ -268,11 +268,8 @@ def _in_one_step(recipe: Recipe, given: Mapping[str, Any], chooses_steps: bool) 
     return replace(recipe, one_step=False)
 
 
-def _checked_kappa_rows(recipe: Recipe, asked: bool | None) -> Recipe:
-    """Keep `kappa_from_validation` only where models have validation rows that the baseline has not seen.
-
-    If it was asked for and cannot be done, that is an error; as a preset's choice it is dropped.
-    """
+def _check_kappa_rows(recipe: Recipe) -> None:
+    """kappa from validation rows needs such rows, and ones that the baseline has not seen."""
     obstacle = None
     if recipe.patience is None:
         obstacle = "early stopping is off, so there are no validation rows"
@@ -280,11 +277,8 @@ def _checked_kappa_rows(recipe: Recipe, asked: bool | None) -> Recipe:
         obstacle = "the MLP baseline is fitted on all rows, so its errors on validation rows are too small"
     elif recipe.calibration_fraction:
         obstacle = "calibration_fraction sets rows aside for kappa"
-    if obstacle is None or not recipe.kappa_from_validation:
-        return recipe
-    if asked:
+    if obstacle is not None and recipe.kappa_from_validation:
         raise ValueError(f"kappa_from_validation cannot be True: {obstacle}")
-    return replace(recipe, kappa_from_validation=False)
 
 
 def known_values(targets: NDArray[np.float64]) -> list[list[float] | None] | None:
