@@ -21,6 +21,10 @@ _ROWS_PER_VALUE = 20
 """A target takes few values if each is seen so often on average: new rows then hold no new value, as a rule."""
 
 
+_SHARE_OF_VALUE, _ROWS_BESIDE_VALUES = 0.05, 50
+"""What makes a value one that gets a probability of its own (`shared_values`)."""
+
+
 @dataclass(frozen=True)
 class TrainingOptions:
     """Details of training, for `DiffusionRegressor(training_options=...)`; None takes the preset's choice.
@@ -38,7 +42,8 @@ class TrainingOptions:
         num_timesteps: Of the diffusion; under edm and flow the noise levels that the network has gates of its own for.
         kappa_from_validation: Choose kappa on the rows that each model stopped on, around out-of-fold predictions of
             the baseline (20 rows or more), instead of `pool`; not where a target takes few values.
-        snap: Whether the distribution of a target that takes few values moves to the nearest of them.
+        snap: Whether the distribution of a target that takes few values moves to the nearest of them, and values that
+            many rows share (a single target's zeros, say) get probabilities of their own.
         pool: Whether a quantile forest and a kernel of out-of-fold errors are pooled with the models' distribution, by
             weights of least CRPS; for one denoising step of a family with a density. The preset "default" does so.
         candidates: Families that noise_family "auto" compares; None takes point, gaussian and mixture.
@@ -279,6 +284,16 @@ def _check_kappa_rows(recipe: Recipe) -> None:
         obstacle = "calibration_fraction sets rows aside for kappa"
     if obstacle is not None and recipe.kappa_from_validation:
         raise ValueError(f"kappa_from_validation cannot be True: {obstacle}")
+
+
+def shared_values(targets: NDArray[np.float64]) -> list[float]:
+    """Values of a single target (n, 1) that many rows share, and others do not: a share of 5 % each and 20 rows."""
+    if targets.shape[1] != 1:
+        return []
+    values, counts = np.unique(targets, return_counts=True)
+    many = counts >= max(_ROWS_PER_VALUE, _SHARE_OF_VALUE * len(targets))
+    left = int(counts[~many].sum())
+    return values[many].tolist() if left >= _ROWS_BESIDE_VALUES else []
 
 
 def known_values(targets: NDArray[np.float64]) -> list[list[float] | None] | None:

@@ -43,8 +43,8 @@ from marigold_uq.pipelines.tabular.pipeline import (
 )
 from marigold_uq.randomness import member_seed
 from marigold_uq.results import write_json
-from marigold_uq.tabular.experts.pooling import OutOfFold, fit_pool
-from marigold_uq.tabular.recipe import Recipe, TrainingOptions, known_values, resolve_recipe
+from marigold_uq.tabular.experts.pooling import OutOfFold, fit_pool, fit_values
+from marigold_uq.tabular.recipe import Recipe, TrainingOptions, known_values, resolve_recipe, shared_values
 from marigold_uq.tabular.selection import select_table_family
 from marigold_uq.tabular.stack import TrainingRows, ValidationRows, fit_stack
 from marigold_uq.training.selection import AUTO, Selection, sample_unit_scores
@@ -179,7 +179,9 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         if values is not None:
             self._give_up_calibration()
         train, held_out = _set_aside(len(features), self.recipe_.calibration_fraction, random)
-        table = TrainingRows(features[train], targets[train], weights[train])
+        whole = TrainingRows(features[train], targets[train], weights[train])
+        shared = self._shared_values(whole.targets) if values is None else []
+        table = _without_values(whole, shared)
         self.selection_: Selection | None = None
         self.steps_choice_: StepsChoice | None = None
         if self.recipe_.noise_family == AUTO:
@@ -204,6 +206,8 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
                 choosing, held_out = held_out[::2], held_out[1::2]
                 rows = TrainingRows(features[choosing], targets[choosing], weights[choosing])
                 self._choose_steps(rows, [(self.pipeline_, np.arange(len(choosing)), None)])
+        if shared:
+            self._fit_shared(whole, shared)
         if self.recipe_.pool and self.pipeline_.has_closed_form() and stack.validation is not None:
             self._pool(table, stack.validation)
         if len(held_out):
@@ -448,6 +452,20 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
             pool = fit_pool(rows, member_seed(self.seed_, 1) % 2**32)
             self.pipeline_.register_modules(residuals=pool)
 
+    def _shared_values(self, targets: Array) -> list[float]:
+        """Values with a probability of their own, where predictions have a closed form that can tell it."""
+        return shared_values(targets) if self.recipe_.snap and self.recipe_.one_step else []
+
+    def _fit_shared(self, table: TrainingRows, values: list[float]) -> None:
+        """Add the probabilities of single values; all else was trained on the other rows."""
+        network = self.pipeline_.network
+        mean, scale = (part[0].numpy() for part in (network.feature_mean, network.feature_scale))
+        is_value = table.targets == np.array(values)  # (n, V)
+        seed = member_seed(self.seed_, 2) % 2**32
+        forest = fit_values((table.features - mean) / scale, is_value, table.weights, seed)
+        self.pipeline_.register_modules(shared=forest)
+        self.pipeline_.register_to_config(shared_values=values)
+
     def _out_of_fold(self, table: TrainingRows, validation: ValidationRows) -> OutOfFold:
         """Validation rows of all models, each once, at most so many as a pool needs."""
         most = max(1, _MOST_ROWS_FOR_POOL // self.recipe_.num_models)
@@ -463,7 +481,8 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
     def _calibrate(self, table: TrainingRows) -> None:
         """kappa by the CRPS, and intervals; mean -+ q std does not change with kappa, so the rows serve both."""
         is_exact = self._is_exact
-        self._choose_kappa(self._representatives(table.features), table.targets, table.weights)
+        if self.pipeline_.shared is None:  # a single value cannot be stretched
+            self._choose_kappa(self._representatives(table.features), table.targets, table.weights)
         mean, std = self._moments_of(table.features)
         scores = residual_ratio(*(torch.from_numpy(part) for part in (mean, std, table.targets)))  # (rows, C)
         record = Calibration(
@@ -567,6 +586,14 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
     def _shaped(self, values: Array) -> Array:
         """Without the axis of outputs if y had none."""
         return values[..., 0] if self._is_flat else values
+
+
+def _without_values(table: TrainingRows, values: list[float]) -> TrainingRows:
+    """The rows whose target is none of these values."""
+    if not values:
+        return table
+    other = ~np.isin(table.targets[:, 0], values)
+    return TrainingRows(table.features[other], table.targets[other], table.weights[other])
 
 
 def _unseen_rows(

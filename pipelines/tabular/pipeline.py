@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Protocol, Self
@@ -97,16 +97,19 @@ class TabularRegressionPipeline(UncertaintyPipeline):
         default_denoising_steps: Steps where a call does not say; None takes all timesteps.
         values: For each target its values in rising order if there are few (draws move to the nearest), else None.
         numbers: The models' numbers, which seed their draws; None counts from 0. `select` keeps them.
+        shared: Gives single values that many rows share, `shared_values`, their probabilities in one denoising step.
+        shared_values: These values, rising; the rest of the pipeline describes the other rows.
         residuals: Further distributions of the baseline's errors, pooled with the models' in one denoising step.
         only_one_step: Whether the network knows no other timestep than that of one denoising step.
         calibration: Stored records; see `calibrate`. kappa and half widths of intervals have one entry per target.
     """
 
-    _optional_components = ["baseline", "residuals"]  # noqa: RUF012, diffusers reads a list
+    _optional_components = ["baseline", "residuals", "shared"]  # noqa: RUF012, diffusers reads a list
     network: StackedMLP
     scheduler: DistributionalScheduler
     baseline: StackedModel | None
     residuals: ResidualModel | None
+    shared: Callable[[Tensor], Tensor] | None
 
     def __init__(
         self,
@@ -119,6 +122,8 @@ class TabularRegressionPipeline(UncertaintyPipeline):
         numbers: list[int] | None = None,
         calibration: list[dict[str, Any]] | None = None,
         residuals: ModelMixin | None = None,
+        shared: ModelMixin | None = None,
+        shared_values: list[float] | None = None,
         only_one_step: bool = False,
     ) -> None:
         super().__init__()
@@ -127,13 +132,16 @@ class TabularRegressionPipeline(UncertaintyPipeline):
                 f"the network has gates for {network.config.num_timesteps} noise levels, but the scheduler has "
                 f"num_train_timesteps = {scheduler.config.num_train_timesteps}"
             )
-        self.register_modules(network=network, scheduler=scheduler, baseline=baseline, residuals=residuals)
+        self.register_modules(
+            network=network, scheduler=scheduler, baseline=baseline, residuals=residuals, shared=shared
+        )
         self.register_to_config(
             columns=columns,
             default_denoising_steps=default_denoising_steps,
             values=values,
             numbers=numbers,
             calibration=calibration,
+            shared_values=shared_values,
             only_one_step=only_one_step,
         )
 
@@ -177,7 +185,7 @@ class TabularRegressionPipeline(UncertaintyPipeline):
     def select(self, models: Sequence[int] | int) -> "TabularRegressionPipeline":
         """A pipeline of some models of the stack, for example those of one split; their draws stay the same.
 
-        What is pooled with the whole stack, `residuals`, stays behind.
+        What is pooled with the whole stack, `residuals` and `shared`, stays behind.
         """
         chosen = [models] if isinstance(models, int) else list(models)
         selected = TabularRegressionPipeline(
@@ -339,13 +347,23 @@ class TabularRegressionPipeline(UncertaintyPipeline):
             raise TypeError(f"family {self.scheduler.family.name!r} is known through draws only: use `sample`")
         law = self.one_step_distribution(features, baseline_output=baseline_output)
         assert isinstance(law, MixtureDistribution)
-        law, outputs = law.to(torch.float64), []
+        law, outputs = law.to(torch.float64), list[MassesAndMixture]()
         for c, values in enumerate(self.config.values or [None] * law.loc.shape[2]):
             one = MixtureDistribution(law.loc[..., c], law.scale[..., c], law.logits[..., c])
             outputs.append(
                 MassesAndMixture.continuous(one) if values is None else MassesAndMixture.nearest(one, values)
             )
+        if self.shared is not None and outputs[0].mixture is not None:
+            masses = self._shared_masses(self.encode(features)).to(torch.float64)
+            values = masses.new_tensor(self.config.shared_values)
+            outputs = [MassesAndMixture(values, masses, outputs[0].mixture)]
         return PredictiveDistribution(tuple(outputs), is_flat)
+
+    def _shared_masses(self, matrix: Array) -> Tensor:
+        """Probabilities of the shared values, (rows, V)."""
+        assert self.shared is not None
+        rows = torch.tensor(matrix).to(self.network.feature_mean)
+        return self.shared((rows - self.network.feature_mean[0]) / self.network.feature_scale[0])
 
     def _in_closed_form(
         self,

@@ -201,6 +201,26 @@ def test_targets_of_few_values_have_masses_there_and_nothing_between() -> None:
     assert model.crps(x, marks) < 0.5 * np.abs(marks - np.median(marks)).mean()
 
 
+def test_zeros_that_many_rows_share_have_a_probability_that_depends_on_the_row(tmp_path: Path) -> None:
+    """y = 0 for nine rows in ten with x_0 < 0 and for none with x_0 > 0, else 3 or more: a mass beside a density."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, (400, 2))
+    y = np.where((x[:, 0] < 0) & (rng.random(400) < 0.9), 0.0, 3 + rng.exponential(size=400))
+    model = exact_model().fit(x, y)
+    law = model.predict_distribution(np.array([[-0.5, 0.0], [0.5, 0.0]]))
+    chance = law.pdf(0.0)
+    assert chance[0] == pytest.approx(0.9, abs=0.1)
+    assert chance[1] < 0.05
+    assert law.cdf(1.5)[1] < 0.2  # little of the continuous part lies between the mass and the rest
+    np.testing.assert_array_equal(law.quantile(0.3)[0], 0.0)
+    assert model.crps(x, y) < 0.9 * exact_model(snap=False).fit(x, y).crps(x, y)
+    model.save_pretrained(tmp_path)
+    loaded = DiffusionRegressor.from_pretrained(tmp_path)
+    np.testing.assert_allclose(
+        loaded.predict_quantiles(x, [0.3, 0.9]), model.predict_quantiles(x, [0.3, 0.9]), atol=1e-5
+    )
+
+
 def test_two_targets_each_have_their_own_distribution() -> None:
     x, y = data(120)
     model = exact_model().fit(x, np.stack([y, 100 - 5 * y], 1))

@@ -48,7 +48,7 @@ class ExpertOptions:
 
     @classmethod
     def for_rows(cls, num_rows: int, effort: int, trees_only: bool = False) -> "ExpertOptions":
-        """Small tables get every expert, the smallest ten folds; from 2000 rows on poor ones are dropped after one fold.
+        """Small tables get every expert, the smallest ten folds; from 2000 rows on poor ones go after one fold.
 
         `effort` bounds trees, epochs and steps of every expert.
         """

@@ -13,10 +13,10 @@ from torch.nn import functional
 
 from marigold_uq.distributions import MixtureDistribution
 from marigold_uq.scores.crps import absolute_moment
-from marigold_uq.tabular.experts.residuals import ResidualPool
+from marigold_uq.tabular.experts.residuals import ResidualPool, ValueForest
 from marigold_uq.tabular.experts.trees import TreeNodes
 
-__all__ = ["OutOfFold", "best_weights", "fit_pool"]
+__all__ = ["ForestSize", "OutOfFold", "best_weights", "fit_pool", "fit_values"]
 
 Array = NDArray[np.float64]
 _ATOMS = 100
@@ -66,6 +66,22 @@ def fit_pool(rows: OutOfFold, seed: int, size: ForestSize | None = None) -> Resi
     return pool
 
 
+def fit_values(features: Array, is_value: NDArray[np.bool_], weights: Array, seed: int) -> ValueForest:
+    """Trees of how often each row's target is each of V values, (n, V)."""
+    size = ForestSize(rows_per_leaf=10)
+    rows = min(len(features), size.rows_per_tree)
+    forests = []
+    for column in is_value.T:
+        forest = ExtraTreesRegressor(
+            size.num_trees, min_samples_leaf=size.rows_per_leaf, bootstrap=True, max_samples=rows, random_state=seed
+        )
+        forests.append(TreeNodes.of(forest.fit(features, column.astype(float), sample_weight=weights).estimators_))
+    trees = TreeNodes.join(forests)
+    module = ValueForest(is_value.shape[1], size.num_trees, len(trees.value), trees.depth)
+    module.keep(trees)
+    return module
+
+
 def _as_module(rows: OutOfFold, atoms: Sequence["_Atoms"], trees: "_Trees") -> ResidualPool:
     """All but the weights, which are 0."""
     pool = ResidualPool(
@@ -77,8 +93,7 @@ def _as_module(rows: OutOfFold, atoms: Sequence["_Atoms"], trees: "_Trees") -> R
         num_leaves=len(trees.leaves),
         depth=trees.nodes.depth,
     )
-    for name in TreeNodes.COLUMNS:
-        setattr(pool, f"tree_{name}", getattr(trees.nodes, name))
+    pool.keep(trees.nodes)
     pool.leaves = trees.leaves.flatten(1)
     for name in ("loc", "scale", "kernel"):
         setattr(pool, name, torch.stack([getattr(one, name) for one in atoms], 1))
