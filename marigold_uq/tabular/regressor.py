@@ -352,7 +352,8 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         self.n_epochs_ = list(facts.get("epochs", []))
         self.selection_, self.steps_choice_ = None, None
         if "recipe" in facts:
-            self.recipe_ = Recipe(**facts["recipe"])
+            stored = facts["recipe"].items()
+            self.recipe_ = Recipe(**{name: tuple(v) if isinstance(v, list) else v for name, v in stored})
         pipeline.set_progress_bar_config(disable=not self.verbose)
 
     def _resolve(self, num_rows: int) -> Recipe:

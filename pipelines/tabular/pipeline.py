@@ -203,9 +203,12 @@ class TabularRegressionPipeline(UncertaintyPipeline):
         return selected
 
     def _select_baseline(self, models: Sequence[int]) -> StackedModel | None:
-        """Baselines of these models: one for several in turn where that is possible, else one each."""
-        if self.baseline is None:
-            return None
+        """Baselines of these models: one for several in turn where that is possible, else one each.
+
+        A single one is shared, not copied: its trees may be large.
+        """
+        if self.baseline is None or self.baseline.config.num_models == 1:
+            return self.baseline
         owners = [s // (self.network.config.num_models // self.baseline.config.num_models) for s in models]
         groups = [(owner, len(list(run))) for owner, run in groupby(owners)]
         chosen = [owner for owner, _ in groups] if len({size for _, size in groups}) == 1 else owners

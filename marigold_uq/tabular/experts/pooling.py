@@ -117,7 +117,7 @@ class _Atoms:
     def of(cls, residuals: Tensor, weights: Tensor) -> "_Atoms":
         count = min(_ATOMS, len(residuals))
         levels = (1 - torch.cos(torch.pi * torch.arange(1, count, dtype=torch.float64) / count)) / 2
-        number = torch.bucketize(residuals, torch.quantile(residuals, levels), right=True)
+        number = torch.bucketize(residuals.contiguous(), torch.quantile(residuals, levels), right=True)
         mass = _sums(number, weights, count)
         loc = _sums(number, weights * residuals, count) / mass.clamp(min=_TINY)
         variance = _sums(number, weights * (residuals - loc[number]).square(), count) / mass.clamp(min=_TINY)
