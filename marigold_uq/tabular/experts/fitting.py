@@ -57,9 +57,10 @@ class ExpertOptions:
         if not large:
             trees["deep_boosting"] = BoostingOptions(min(effort, 250), 8, 0.5, 0.35, 3, learning_rate=0.08)
         if small:
-            trees["shallow_boosting"] = BoostingOptions(min(effort, 250), 4, 0.7, 0.7, 1, learning_rate=0.1)
+            number, rate = (250, 0.1) if tiny else (150, 0.15)
+            trees["shallow_boosting"] = BoostingOptions(min(effort, number), 4, 0.7, 0.7, 1, learning_rate=rate)
         batch_size = int(np.clip(2 ** round(math.log2(max(1, num_rows) / 60)), 16, 512))
-        steps = 3000 if tiny else 2000 if small else 4000 if large else 6000
+        steps = 3000 if tiny else 1500 if small else 4000 if large else 6000
         epochs = int(np.clip(steps * batch_size / num_rows, 10, 200))
         network = OptimizerOptions(batch_size, 3e-3, weight_decay=0.1, cosine=True)
         return cls(
@@ -67,7 +68,7 @@ class ExpertOptions:
             trees=trees,
             network=network,
             network_epochs=0 if trees_only else min(effort, epochs),
-            process_steps=0 if trees_only else min(effort, 60),
+            process_steps=0 if trees_only else min(effort, 40),
             process_centres=_SMALL_TABLE if small else 1000,
             screening=not small,
         )

@@ -66,7 +66,7 @@ def fit_process(
     generator: torch.Generator,
     num_steps: int,
     num_centres: int = 2000,
-    num_rows: int = 400,
+    num_rows: int = 300,
 ) -> FittedProcess:
     """Hyper-parameters by the marginal likelihood of at most `num_rows` rows, then the posterior mean for all rows.
 
