@@ -204,16 +204,18 @@ def test_targets_of_few_values_have_masses_there_and_nothing_between() -> None:
 def test_zeros_that_many_rows_share_have_a_probability_that_depends_on_the_row(tmp_path: Path) -> None:
     """y = 0 for nine rows in ten with x_0 < 0 and for none with x_0 > 0, else 3 or more: a mass beside a density."""
     rng = np.random.default_rng(0)
-    x = rng.uniform(-1, 1, (400, 2))
-    y = np.where((x[:, 0] < 0) & (rng.random(400) < 0.9), 0.0, 3 + rng.exponential(size=400))
-    model = exact_model().fit(x, y)
+    x = rng.uniform(-1, 1, (800, 2))
+    y = np.where((x[:, 0] < 0) & (rng.random(800) < 0.9), 0.0, 3 + rng.exponential(size=800))
+    model = exact_model().fit(x[:400], y[:400])
     law = model.predict_distribution(np.array([[-0.5, 0.0], [0.5, 0.0]]))
     chance = law.pdf(0.0)
     assert chance[0] == pytest.approx(0.9, abs=0.1)
     assert chance[1] < 0.05
     assert law.cdf(1.5)[1] < 0.2  # little of the continuous part lies between the mass and the rest
     np.testing.assert_array_equal(law.quantile(0.3)[0], 0.0)
-    assert model.crps(x, y) < 0.9 * exact_model(snap=False).fit(x, y).crps(x, y)
+    without = exact_model(snap=False).fit(x[:400], y[:400])
+    assert without.predict_distribution(x[:1]).pdf(0.0) != pytest.approx(chance[0])  # a density, no probability
+    assert model.crps(x[400:], y[400:]) < without.crps(x[400:], y[400:])
     model.save_pretrained(tmp_path)
     loaded = DiffusionRegressor.from_pretrained(tmp_path)
     np.testing.assert_allclose(
@@ -261,8 +263,11 @@ def test_sklearn_searches_by_the_crps_and_reports_coverage() -> None:
     model = exact_model(baseline="none", max_epochs=2)
     scores = cross_val_score(model, x, y, scoring=crps_scorer, cv=2)
     assert (scores < 0).all()
-    search = GridSearchCV(
-        model, {"max_epochs": [1, 20]}, scoring={"crps": crps_scorer, "share": coverage_scorer(0.9)}, refit="crps", cv=2
-    ).fit(x, y)
-    assert search.best_params_ == {"max_epochs": 20}
+    scoring = {"crps": crps_scorer, "share": coverage_scorer(0.9)}
+    search = GridSearchCV(model, {"max_epochs": [1, 3]}, scoring=scoring, refit="crps", cv=2).fit(x, y)
+    best = search.best_estimator_
+    assert search.best_score_ == search.cv_results_["mean_test_crps"].max()
+    assert crps_scorer(best, x, y) == -best.crps(x, y)
+    lower, upper = best.predict_interval(x, 0.9).T
+    assert coverage_scorer(0.9)(best, x, y) == ((lower <= y) & (y <= upper)).mean()
     assert all(0 <= share <= 1 for share in search.cv_results_["mean_test_share"])

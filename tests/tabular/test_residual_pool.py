@@ -75,7 +75,7 @@ def test_leaves_say_nothing_of_rows_that_they_have_not_seen_where_there_is_nothi
 
 def test_weights_of_rows_count_in_atoms_and_weights() -> None:
     known, _ = rows(400)
-    heavy = torch.where(known.inputs[:, 0] > 0, 1e-9, 1.0)
+    heavy = torch.where(known.inputs[:, 0] > 0, 1e-9, 1.0).double()
     pool = fit_pool(OutOfFold(known.inputs, known.residuals, heavy, known.head), 0)
     variance = (pool.kernel * (pool.scale.square() + pool.loc.square())).sum()
     assert float(variance.sqrt()) == pytest.approx(0.2, rel=0.15)

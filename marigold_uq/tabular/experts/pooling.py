@@ -179,7 +179,6 @@ class _Trees:
             min_samples_leaf=size.rows_per_leaf,
             bootstrap=True,
             max_samples=min(len(residuals), size.rows_per_tree),
-            max_features=0.5,
             random_state=seed,
         ).fit(rows.inputs.numpy(), np.c_[residuals, np.abs(residuals)], sample_weight=rows.weights.numpy())
         nodes = TreeNodes.of(forest.estimators_)
