@@ -186,7 +186,7 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         self.steps_choice_: StepsChoice | None = None
         if self.recipe_.noise_family == AUTO:
             self.selection_ = select_table_family(table, self.recipe_, self.seed_, verbose=bool(self.verbose))
-            self.recipe_ = replace(self.recipe_, noise_family=self.selection_.chosen.noise_family)
+            self.recipe_ = self._resolve_chosen(len(features), self.selection_.chosen.noise_family)
         stack = fit_stack([table], self.recipe_, [self.seed_], verbose=bool(self.verbose))
         self.n_epochs_ = stack.epochs
         self.pipeline_ = TabularRegressionPipeline(
@@ -356,11 +356,16 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
             self.recipe_ = Recipe(**{name: tuple(v) if isinstance(v, list) else v for name, v in stored})
         pipeline.set_progress_bar_config(disable=not self.verbose)
 
-    def _resolve(self, num_rows: int) -> Recipe:
+    def _resolve_chosen(self, num_rows: int, family: str) -> Recipe:
+        """As if the family had been named, but for what was given up."""
+        kept = {name: getattr(self.recipe_, name) for name in ("calibration_fraction", "kappa_from_validation")}
+        return replace(self._resolve(num_rows, noise_family=family), **kept)
+
+    def _resolve(self, num_rows: int, **known: Any) -> Recipe:
         if not isinstance(self.training_options, TrainingOptions | None):
             raise TypeError(f"training_options must be TrainingOptions(...) or None; got {self.training_options!r}")
         names = [name for name in self.get_params(deep=False) if name in Recipe.__dataclass_fields__]
-        changes = {name: getattr(self, name) for name in names}
+        changes = {**{name: getattr(self, name) for name in names}, **known}
         chooses_steps = self.num_inference_steps == AUTO
         recipe = resolve_recipe(self.preset, num_rows, options=self.training_options, **changes)
         if chooses_steps and not recipe.calibration_fraction and (recipe.patience is None or recipe.baseline == "mlp"):
