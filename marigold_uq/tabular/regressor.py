@@ -218,19 +218,20 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
 
     def predict(self, X: Any, return_std: bool = False) -> Array | tuple[Array, Array]:
         """Mean of the predictive distribution, (rows[, outputs]); with `return_std` also its standard deviation."""
-        mean, std = self._moments(X)
+        mean, std = map(self._shaped, self._moments(self._features(X)))
         return (mean, std) if return_std else mean
 
     def sample(self, X: Any, ensemble_size: int | None = None) -> Array:
         """Draws from the predictive distribution, (ensemble_size, rows[, outputs])."""
-        return self._shaped(self._draw(X, ensemble_size).samples)
+        return self._shaped(self._draw(self._features(X), ensemble_size).samples)
 
     def predict_quantiles(self, X: Any, quantiles: float | ArrayLike) -> Array:
         """Quantiles of the predictive distribution at these levels, (rows, levels[, outputs])."""
         levels = [float(level) for level in np.atleast_1d(np.asarray(quantiles, dtype=np.float64))]
-        if self._is_exact:
-            return self._exactly(X, lambda law: law.quantile(levels))
-        values = self._draw(X, quantiles=levels).quantiles
+        features = self._features(X)
+        if self.pipeline_.has_closed_form():
+            return self._shaped(self._exactly(features, lambda law: law.quantile(levels)))
+        values = self._draw(features, quantiles=levels).quantiles
         assert values is not None
         return self._shaped(np.moveaxis(values, 0, 1))
 
@@ -242,15 +243,15 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         row with at least this probability, each output by itself. In between it is interpolated. Beyond it is
         extrapolated, with a warning. Without such rows it lies between quantiles and promises nothing.
         """
-        if not self._is_exact:
-            ends = self._draw(X, coverage=coverage).interval
+        features = self._features(X)
+        if not self.pipeline_.has_closed_form():
+            ends = self._draw(features, coverage=coverage).interval
             assert ends is not None
             return self._shaped(np.moveaxis(ends, 0, 1))
         grid = self.pipeline_.calibration_for(num_inference_steps=1).interval
         if grid is None:
-            return self._exactly(X, lambda law: law.interval(coverage))
-        mean, std = (part.reshape(len(part), -1) for part in self._moments(X))
-        return self._shaped(np.moveaxis(calibrated_ends(mean, std, grid, coverage), 0, 1))
+            return self._shaped(self._exactly(features, lambda law: law.interval(coverage)))
+        return self._shaped(np.moveaxis(calibrated_ends(*self._moments(features), grid, coverage), 0, 1))
 
     def predict_distribution(self, X: Any) -> PredictiveDistribution:
         """The predictive distribution of one denoising step in closed form, without a draw.
@@ -266,17 +267,18 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
 
         `score` is R^2 of the means, as everywhere in sklearn. Of several steps it is the fair CRPS of the draws.
         """
-        truth = np.asarray(y, dtype=np.float64)
-        if self._is_exact:
-            scores = self._exactly(X, PredictiveDistribution.crps, truth)
+        features, truth = self._features(X), np.asarray(y, dtype=np.float64)
+        truth = truth.reshape(len(truth), -1)
+        if self.pipeline_.has_closed_form():
+            scores = self._exactly(features, PredictiveDistribution.crps, truth)
         else:
-            scores = fair_crps(torch.from_numpy(self.sample(X)), torch.from_numpy(truth)).numpy()
-        return float(np.average(scores.reshape(len(truth), -1).mean(1), weights=sample_weight))
+            scores = fair_crps(torch.from_numpy(self._draw(features).samples), torch.from_numpy(truth)).numpy()
+        return float(np.average(scores.mean(1), weights=sample_weight))
 
     def predict_uncertainty(self, X: Any) -> TabularUncertainty:
         """Total uncertainty of each row, and where it comes from; all are standard deviations."""
         check_is_fitted(self)
-        output = self._draw(X, output_epistemic=self.pipeline_.scheduler.family.has_spread)
+        output = self._draw(self._features(X), output_epistemic=self.pipeline_.scheduler.family.has_spread)
         parts = (output.between_models, output.within_models, output.epistemic)
         return TabularUncertainty(
             self._shaped(output.uncertainty), *(None if part is None else self._shaped(part) for part in parts)
@@ -294,7 +296,7 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
                 f"there is nothing to compare with: set calibration_fraction so that {_ROWS_FOR_NOVELTY} rows are set "
                 "aside in fit, or run pipeline_.fit_novelty(...) on other rows like those"
             )
-        novelty = self._draw(X, output_novelty=True).novelty
+        novelty = self._draw(self._features(X), output_novelty=True).novelty
         assert novelty is not None
         return novelty
 
@@ -416,36 +418,34 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         validate_data(self, X, skip_check_array=True, reset=False)
         return self._encoder.transform(X)
 
-    def _draw(self, X: Any, ensemble_size: int | None = None, **options: Any) -> TabularOutput:
+    def _draw(self, features: Array, ensemble_size: int | None = None, **options: Any) -> TabularOutput:
         count = self.ensemble_size if ensemble_size is None else ensemble_size
         if not isinstance(count, Integral) or count < (2 if ensemble_size is None else 1):
             raise ValueError(f"ensemble_size must be an integer of at least 2 (1 in `sample`); got {count!r}")
-        features = self._features(X)
         return self.pipeline_(features, int(count), generator=self._generator(), **options)
 
-    @property
-    def _is_exact(self) -> bool:
-        """Whether predictions are known in closed form."""
-        check_is_fitted(self)
-        return self.pipeline_.has_closed_form()
+    def _exactly(self, features: Array, part: Callable[..., Array], *targets: Array) -> Array:
+        """Something of the distribution of each row (with its targets), in blocks of rows, so that memory is bounded.
 
-    def _exactly(self, X: Any, part: Callable[..., Array], *targets: Array) -> Array:
-        """Something of the distribution of each row (with its target), in blocks of rows, so that memory is bounded."""
-        features = self._features(X)
+        Args:
+            features: (rows, F).
+            part: Distribution of a block, and its rows of `targets` -> (rows, ..., C).
+            targets: (rows, C) each.
+        """
         starts = range(0, max(1, len(features)), _BLOCK)
         found = []
         for i in self.pipeline_.progress_bar(starts) if len(starts) > 1 else starts:
-            law = self.pipeline_.predictive_distribution(features[i : i + _BLOCK], is_flat=self._is_flat)
+            law = self.pipeline_.predictive_distribution(features[i : i + _BLOCK])
             found.append(part(law, *(target[i : i + _BLOCK] for target in targets)))
         return np.concatenate(found)
 
-    def _moments(self, X: Any) -> tuple[Array, Array]:
-        """Mean and standard deviation, (rows[, outputs]) each."""
-        if self._is_exact:
-            both = self._exactly(X, lambda law: np.stack([law.mean, law.std], 1))  # (rows, 2[, outputs])
+    def _moments(self, features: Array) -> tuple[Array, Array]:
+        """Mean and standard deviation, (rows, C) each."""
+        if self.pipeline_.has_closed_form():
+            both = self._exactly(features, lambda law: np.stack([law.mean, law.std], 1))  # (rows, 2, C)
             return both[:, 0], both[:, 1]
-        output = self._draw(X)
-        return self._shaped(output.prediction), self._shaped(output.uncertainty)
+        output = self._draw(features)
+        return output.prediction, output.uncertainty
 
     def _generator(self) -> torch.Generator:
         """The same stream for every call."""
@@ -486,16 +486,15 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
 
     def _calibrate(self, table: TrainingRows) -> None:
         """kappa by the CRPS, and intervals; mean -+ q std does not change with kappa, so the rows serve both."""
-        is_exact = self._is_exact
         if self.pipeline_.shared is None:  # a single value cannot be stretched
             self._choose_kappa(self._representatives(table.features), table.targets, table.weights)
-        mean, std = self._moments_of(table.features)
-        scores = residual_ratio(*(torch.from_numpy(part) for part in (mean, std, table.targets)))  # (rows, C)
+        parts = (*self._moments(table.features), table.targets)
+        scores = residual_ratio(*(torch.from_numpy(part) for part in parts))  # (rows, C)
         record = Calibration(
             kappa=self.pipeline_.calibration_for().kappa,
             interval=interval_grid_rows(scores),
             num_inference_steps=self.recipe_.num_inference_steps or self.recipe_.num_timesteps,
-            ensemble_size=None if is_exact else self.ensemble_size,
+            ensemble_size=None if self.pipeline_.has_closed_form() else self.ensemble_size,
             num_calibration=len(scores),
             note="rows set aside in fit",
         )
@@ -505,21 +504,10 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
 
     def _representatives(self, features: Array) -> Array:
         """What kappa is chosen for, (n, rows, C): quantiles at even levels in closed form, else draws."""
-        if not self._is_exact:
+        if not self.pipeline_.has_closed_form():
             return self.pipeline_(features, self._draws_for_kappa, generator=self._generator()).samples
         levels = (np.arange(_QUANTILES_FOR_KAPPA) + 0.5) / _QUANTILES_FOR_KAPPA
-        blocks = [features[i : i + _BLOCK] for i in range(0, len(features), _BLOCK)]
-        found = [self.pipeline_.predictive_distribution(block).quantile(levels) for block in blocks]
-        return np.moveaxis(np.concatenate(found), 1, 0)
-
-    def _moments_of(self, features: Array) -> tuple[Array, Array]:
-        """Mean and standard deviation of encoded rows, (rows, C) each."""
-        if not self._is_exact:
-            output = self.pipeline_(features, self.ensemble_size, generator=self._generator())
-            return output.prediction, output.uncertainty
-        blocks = [features[i : i + _BLOCK] for i in range(0, len(features), _BLOCK)]
-        laws = [self.pipeline_.predictive_distribution(block) for block in blocks]
-        return np.concatenate([law.mean for law in laws]), np.concatenate([law.std for law in laws])
+        return np.moveaxis(self._exactly(features, lambda law: law.quantile(levels)), 1, 0)
 
     def _kappa_from_validation(self, table: TrainingRows, validation: ValidationRows) -> None:
         """kappa from the validation rows of all models, around out-of-fold predictions of the baseline.
