@@ -60,9 +60,17 @@ class DenoisingObjective:
         scheduler: Family, prediction type and schedule.
         num_targets: Target columns C.
         num_draws: Draws M of a family that is known through draws only.
+        one_step: Train the timestep alone from which a chain of one step starts.
     """
 
-    def __init__(self, scheduler: DistributionalScheduler, num_targets: int = 1, *, num_draws: int = 4) -> None:
+    def __init__(
+        self,
+        scheduler: DistributionalScheduler,
+        num_targets: int = 1,
+        *,
+        num_draws: int = 4,
+        one_step: bool = False,
+    ) -> None:
         if scheduler.family.noise_channels and num_draws < 2:
             raise ValueError(
                 f"the fair score of family {scheduler.family.name!r} needs num_draws >= 2; got {num_draws}"
@@ -70,11 +78,13 @@ class DenoisingObjective:
         self.scheduler = scheduler
         self.num_draws = num_draws if scheduler.family.noise_channels else 0
         self.num_targets = num_targets
+        self.only_timestep = scheduler.for_chain(1).timesteps[0] if one_step else None
 
     def draw(self, num_rows: int, generator: torch.Generator) -> dict[str, Tensor]:
         """Timesteps as the framework draws them, for DDIM uniformly, and noise."""
+        only = self.only_timestep
         drawn = {
-            "timestep": self.scheduler.sample_timesteps(num_rows, generator),
+            "timestep": self.scheduler.sample_timesteps(num_rows, generator) if only is None else only.repeat(num_rows),
             "noise": torch.randn(num_rows, self.num_targets, generator=generator),
         }
         if self.num_draws:

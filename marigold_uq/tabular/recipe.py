@@ -1,6 +1,6 @@
 """How a model for a table is made: the published recipe, ours, and what users may change in them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from numbers import Integral
 from typing import Any, Literal
@@ -17,10 +17,12 @@ TABLE_FAMILIES = ("point", "gaussian", "mixture", "sample")
 
 PRESETS = ("default", "paper")
 
-FEW_ROWS = 500
-"""Below, kappa is chosen on validation rows (docs/tabular.md explains this limit)."""
 _ROWS_PER_VALUE = 20
 """A target takes few values if each is seen so often on average: new rows then hold no new value, as a rule."""
+
+
+_SHARE_OF_VALUE, _ROWS_BESIDE_VALUES = 0.05, 50
+"""What makes a value one that gets a probability of its own (`shared_values`)."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,11 @@ class TrainingOptions:
         prediction_type: What the distribution describes under ddim: "epsilon", "v_prediction" or "sample" (x_0).
         num_timesteps: Of the diffusion; under edm and flow the noise levels that the network has gates of its own for.
         kappa_from_validation: Choose kappa on the rows that each model stopped on, around out-of-fold predictions of
-            the baseline (20 rows or more); not where a target takes few values. The preset "default" does so for
-            tables of fewer than 500 rows.
-        snap: Whether draws of a target that takes few values move to the nearest of them.
+            the baseline (20 rows or more), instead of `pool`; not where a target takes few values.
+        snap: Whether the distribution of a target that takes few values moves to the nearest of them, and values that
+            many rows share (a single target's zeros, say) get probabilities of their own.
+        pool: Whether a quantile forest and a kernel of out-of-fold errors are pooled with the models' distribution, by
+            weights of least CRPS; for one denoising step of a family with a density. The preset "default" does so.
         candidates: Families that noise_family "auto" compares; None takes point, gaussian and mixture.
         steps: Numbers of steps that num_inference_steps "auto" compares; None takes 1, 2, 5 and 10.
     """
@@ -59,6 +63,7 @@ class TrainingOptions:
     num_timesteps: int | None = None
     kappa_from_validation: bool | None = None
     snap: bool | None = None
+    pool: bool | None = None
     candidates: list[str] | None = None
     steps: list[int] | None = None
 
@@ -93,6 +98,11 @@ class Recipe:
     calibration_fraction: float = 0.0
     kappa_from_validation: bool = False
     """Whether kappa is chosen on each model's predictions for its own validation rows (`resolve_recipe`)."""
+    one_step: bool = False
+    """Whether the models learn the one timestep from which a single denoising step starts, and no other: the predictive
+    distribution is then known in closed form (`resolve_recipe`)."""
+    pool: bool = False
+    """Whether other distributions of the baseline's out-of-fold errors are pooled with the models' in one step."""
     scale_residual: bool = False
     """Whether the diffused residual is scaled to unit variance; the paper leaves it in units of the target."""
     snap: bool = False
@@ -187,24 +197,27 @@ def paper_recipe(num_rows: int, dataset: str | None = None) -> Recipe:
 def default_recipe(num_rows: int) -> Recipe:
     """Ours: experts out-of-fold, an ensemble whose models stop early on different folds, targets of few values kept.
 
-    About 6000 steps at most, in batches that grow with the table.
+    One denoising step, so that the distribution is known in closed form; 1500 or 3000 training steps at most, in
+    batches that grow with the table.
     """
-    batch_size = 32 if num_rows < 2000 else 128 if num_rows < 20000 else 256
+    batch_size = 64 if num_rows < 2000 else 128 if num_rows < 20000 else 256
     steps_per_epoch = max(1, num_rows // batch_size)
-    max_epochs = min(400, max(20, 6000 // steps_per_epoch))
+    max_epochs = min(400, max(10, (1500 if num_rows < 2000 else 3000) // steps_per_epoch))
     return Recipe(
         noise_family="mixture",
         num_models=5,
         prediction_type="v_prediction",  # epsilon multiplies the head's error by 1 / sqrt(abar_T), about 200
-        num_inference_steps=10,
+        num_inference_steps=10,  # where one step does not do, see `_in_one_step`
+        one_step=True,
+        pool=True,
         baseline="experts",
         baseline_epochs=1000,
         batch_size=batch_size,
         max_epochs=max_epochs,
+        learning_rate=2e-3,
         ema_decay=0.99,
         patience=max(10, max_epochs // 8) if num_rows >= 40 else None,
         validation_folds=True,
-        kappa_from_validation=num_rows < FEW_ROWS,
         scale_residual=True,
         snap=True,
     )
@@ -224,27 +237,44 @@ def resolve_recipe(preset: str, num_rows: int, *, options: TrainingOptions | Non
     framework, output = given.get("framework", "ddim"), given.get("prediction_type")
     if framework != "ddim" and output is not None:
         raise ValueError(f"prediction_type={output!r} is ddim's; framework {framework!r} has one of its own")
+    chooses_steps = given.get("num_inference_steps") == AUTO
+    if chooses_steps:
+        del given["num_inference_steps"]
     early_stopping = given.pop("early_stopping", None)
     if early_stopping is False and "patience" in given:
         raise ValueError(f"patience={given['patience']} needs early stopping, but early_stopping is False")
+    if given.get("kappa_from_validation"):
+        given.setdefault("pool", False)  # both make up for the models' spread on the same rows
     unknown = set(given) - {field.name for field in fields(Recipe)}
     if unknown:
         raise ValueError(f"a recipe has no {', '.join(sorted(unknown))}")
     changed = replace(recipe, **{"num_inference_steps": None, **given})
     if "num_inference_steps" not in given and recipe.num_inference_steps is not None:
         changed = replace(changed, num_inference_steps=min(recipe.num_inference_steps, changed.num_timesteps))
+    changed = _in_one_step(changed, given, chooses_steps)
     if early_stopping is False:
         changed = replace(changed, patience=None)
     elif early_stopping and changed.patience is None:
         changed = replace(changed, patience=max(10, changed.max_epochs // 8))
-    return _checked_kappa_rows(changed, given.get("kappa_from_validation"))
+    _check_kappa_rows(changed)
+    return changed
 
 
-def _checked_kappa_rows(recipe: Recipe, asked: bool | None) -> Recipe:
-    """Keep `kappa_from_validation` only where models have validation rows that the baseline has not seen.
+def _in_one_step(recipe: Recipe, given: Mapping[str, Any], chooses_steps: bool) -> Recipe:
+    """One step where the recipe asks for it and nothing speaks against it; else as many as given, and more training.
 
-    If it was asked for and cannot be done, that is an error; as a preset's choice it is dropped.
+    One step of a family without a density has no closed form, and steps that are compared must be trained.
     """
+    has_density = recipe.noise_family != AUTO and family_class(recipe.noise_family).has_density
+    if recipe.one_step and has_density and not chooses_steps and given.get("num_inference_steps", 1) == 1:
+        return replace(recipe, num_inference_steps=1)
+    if recipe.one_step and "max_epochs" not in given:
+        recipe = replace(recipe, max_epochs=3 * recipe.max_epochs)
+    return replace(recipe, one_step=False)
+
+
+def _check_kappa_rows(recipe: Recipe) -> None:
+    """kappa from validation rows needs such rows, and ones that the baseline has not seen."""
     obstacle = None
     if recipe.patience is None:
         obstacle = "early stopping is off, so there are no validation rows"
@@ -252,11 +282,18 @@ def _checked_kappa_rows(recipe: Recipe, asked: bool | None) -> Recipe:
         obstacle = "the MLP baseline is fitted on all rows, so its errors on validation rows are too small"
     elif recipe.calibration_fraction:
         obstacle = "calibration_fraction sets rows aside for kappa"
-    if obstacle is None or not recipe.kappa_from_validation:
-        return recipe
-    if asked:
+    if obstacle is not None and recipe.kappa_from_validation:
         raise ValueError(f"kappa_from_validation cannot be True: {obstacle}")
-    return replace(recipe, kappa_from_validation=False)
+
+
+def shared_values(targets: NDArray[np.float64]) -> list[float]:
+    """Values of a single target (n, 1) that many rows share, and others do not: a share of 5 % each and 20 rows."""
+    if targets.shape[1] != 1:
+        return []
+    values, counts = np.unique(targets, return_counts=True)
+    many = counts >= max(_ROWS_PER_VALUE, _SHARE_OF_VALUE * len(targets))
+    left = int(counts[~many].sum())
+    return values[many].tolist() if left >= _ROWS_BESIDE_VALUES else []
 
 
 def known_values(targets: NDArray[np.float64]) -> list[list[float] | None] | None:

@@ -1,12 +1,18 @@
 """`DiffusionRegressor`: an sklearn estimator that predicts the whole distribution of y given x."""
 
+import json
 import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, Self, TypeAlias, TypeVar
 
 import numpy as np
 import torch
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils import check_random_state, check_X_y
@@ -21,17 +27,24 @@ from marigold_uq.calibration import (
     residual_ratio,
     unit_means,
 )
-from marigold_uq.distributions import NoiseDistribution
+from marigold_uq.distributions import MixtureDistribution
+from marigold_uq.hub import check_repo_id, push_to_hub
+from marigold_uq.metrics import crps as fair_crps
 from marigold_uq.models.mlp import StackedBaseline, StackedModel
 from marigold_uq.novelty import Novelty
 from marigold_uq.pipelines.tabular.columns import TabularEncoder, is_frame
+from marigold_uq.pipelines.tabular.distribution import PredictiveDistribution
 from marigold_uq.pipelines.tabular.pipeline import (
     DRAWS_FOR_KAPPA,
     BaselineOutput,
     TabularOutput,
     TabularRegressionPipeline,
+    calibrated_ends,
 )
-from marigold_uq.tabular.recipe import Recipe, TrainingOptions, known_values, resolve_recipe
+from marigold_uq.randomness import member_seed
+from marigold_uq.results import write_json
+from marigold_uq.tabular.experts.pooling import OutOfFold, fit_pool, fit_values
+from marigold_uq.tabular.recipe import Recipe, TrainingOptions, known_values, resolve_recipe, shared_values
 from marigold_uq.tabular.selection import select_table_family
 from marigold_uq.tabular.stack import TrainingRows, ValidationRows, fit_stack
 from marigold_uq.training.selection import AUTO, Selection, sample_unit_scores
@@ -49,6 +62,12 @@ _LEAST_WEIGHT = 1e-12
 _ROWS_FOR_KAPPA = 20
 """With fewer rows to choose it on kappa would be mostly noise and stays 1."""
 _ROWS_FOR_NOVELTY = 40
+_ROWS_FOR_POOL, _MOST_ROWS_FOR_POOL = 20, 50_000
+"""Out-of-fold rows that a pool is fitted on: with fewer its weights would be noise, and more than these add little."""
+_QUANTILES_FOR_KAPPA = 100
+_BLOCK = 2**11
+"""Rows whose distributions are held at once."""
+_OWN_FILE = "regressor.json"
 _LARGEST, _SMALLEST = 1e100, 1e-100
 """Between them numbers can be squared and summed."""
 
@@ -76,6 +95,9 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
     Gaussian process) combined out-of-fold, an ensemble with early stopping, and keeps to the values of a target that
     takes few. Arguments that are None take the preset's choice, which depends on the training data alone.
 
+    In one denoising step, the choice of `default`, the predictive distribution is a mixture in closed form: means,
+    quantiles, intervals and scores are exact and nothing is drawn but in `sample`.
+
     Args:
         preset: "default" or "paper".
         noise_family: "point", "gaussian", "mixture", "sample", or "auto": the simplest within one standard error of the
@@ -84,11 +106,12 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         baseline: "mlp", "trees", "experts" or "none".
         max_epochs: Of the denoiser.
         num_inference_steps: Denoising steps of a prediction; "auto" takes the fewest within one standard error of the
-            best CRPS on the validation rows of training, or where there are none on half of the rows set aside.
+            best CRPS on the validation rows of training, or where there are none on half of the rows set aside. With
+            None `default` trains for one step and takes it, where the family has a density.
         calibration_fraction: Share of the rows that is set aside for kappa (20 rows or more), conformal intervals
             and `predict_novelty` (40 or more); 0 for none. Where a target takes few values none are set aside.
         training_options: Everything else, see `TrainingOptions`.
-        ensemble_size: Draws per row behind predictions, quantiles and intervals.
+        ensemble_size: Draws per row of `sample`; of several steps also behind predictions, quantiles and intervals.
         inference_dtype: "float64", or "float32", which draws twice as fast; a row's prediction then depends on the
             other rows in the sixth digit.
         random_state: Seed; the same seed and data give the same model and the same predictions.
@@ -156,12 +179,14 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         if values is not None:
             self._give_up_calibration()
         train, held_out = _set_aside(len(features), self.recipe_.calibration_fraction, random)
-        table = TrainingRows(features[train], targets[train], weights[train])
+        whole = TrainingRows(features[train], targets[train], weights[train])
+        shared = self._shared_values(whole.targets) if values is None else []
+        table = _without_values(whole, shared)
         self.selection_: Selection | None = None
         self.steps_choice_: StepsChoice | None = None
         if self.recipe_.noise_family == AUTO:
             self.selection_ = select_table_family(table, self.recipe_, self.seed_, verbose=bool(self.verbose))
-            self.recipe_ = replace(self.recipe_, noise_family=self.selection_.chosen.noise_family)
+            self.recipe_ = self._resolve_chosen(len(features), self.selection_.chosen.noise_family)
         stack = fit_stack([table], self.recipe_, [self.seed_], verbose=bool(self.verbose))
         self.n_epochs_ = stack.epochs
         self.pipeline_ = TabularRegressionPipeline(
@@ -171,6 +196,7 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
             columns=None if self._columns is None else self._columns.to_config(),
             default_denoising_steps=self.recipe_.num_inference_steps,
             values=values,
+            only_one_step=self.recipe_.one_step,
         )
         self.pipeline_.set_progress_bar_config(disable=not self.verbose)
         if self.num_inference_steps == AUTO:
@@ -180,6 +206,10 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
                 choosing, held_out = held_out[::2], held_out[1::2]
                 rows = TrainingRows(features[choosing], targets[choosing], weights[choosing])
                 self._choose_steps(rows, [(self.pipeline_, np.arange(len(choosing)), None)])
+        if shared:
+            self._fit_shared(whole, shared)
+        if self.recipe_.pool and self.pipeline_.has_closed_form() and stack.validation is not None:
+            self._pool(table, stack.validation)
         if len(held_out):
             self._calibrate(TrainingRows(features[held_out], targets[held_out], weights[held_out]))
         elif self.recipe_.kappa_from_validation and stack.validation is not None:
@@ -188,18 +218,20 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
 
     def predict(self, X: Any, return_std: bool = False) -> Array | tuple[Array, Array]:
         """Mean of the predictive distribution, (rows[, outputs]); with `return_std` also its standard deviation."""
-        output = self._draw(X)
-        mean = self._shaped(output.prediction)
-        return (mean, self._shaped(output.uncertainty)) if return_std else mean
+        mean, std = map(self._shaped, self._moments(self._features(X)))
+        return (mean, std) if return_std else mean
 
     def sample(self, X: Any, ensemble_size: int | None = None) -> Array:
         """Draws from the predictive distribution, (ensemble_size, rows[, outputs])."""
-        return self._shaped(self._draw(X, ensemble_size).samples)
+        return self._shaped(self._draw(self._features(X), ensemble_size).samples)
 
     def predict_quantiles(self, X: Any, quantiles: float | ArrayLike) -> Array:
         """Quantiles of the predictive distribution at these levels, (rows, levels[, outputs])."""
         levels = [float(level) for level in np.atleast_1d(np.asarray(quantiles, dtype=np.float64))]
-        values = self._draw(X, quantiles=levels).quantiles
+        features = self._features(X)
+        if self.pipeline_.has_closed_form():
+            return self._shaped(self._exactly(features, lambda law: law.quantile(levels)))
+        values = self._draw(features, quantiles=levels).quantiles
         assert values is not None
         return self._shaped(np.moveaxis(values, 0, 1))
 
@@ -209,24 +241,44 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         With rows set aside in `fit` it is prediction -+ scale x uncertainty. At the calibrated coverages (.1 to .995,
         as far as the number n of these rows allows: n / (n + 1)) it is split-conformal: it contains a new exchangeable
         row with at least this probability, each output by itself. In between it is interpolated. Beyond it is
-        extrapolated, with a warning. Without such rows it lies between quantiles of the draws and promises nothing.
+        extrapolated, with a warning. Without such rows it lies between quantiles and promises nothing.
         """
-        ends = self._draw(X, coverage=coverage).interval
-        assert ends is not None
-        return self._shaped(np.moveaxis(ends, 0, 1))
+        features = self._features(X)
+        if not self.pipeline_.has_closed_form():
+            ends = self._draw(features, coverage=coverage).interval
+            assert ends is not None
+            return self._shaped(np.moveaxis(ends, 0, 1))
+        grid = self.pipeline_.calibration_for(num_inference_steps=1).interval
+        if grid is None:
+            return self._shaped(self._exactly(features, lambda law: law.interval(coverage)))
+        return self._shaped(np.moveaxis(calibrated_ends(*self._moments(features), grid, coverage), 0, 1))
 
-    def predict_distribution(self, X: Any) -> NoiseDistribution:
-        """The predictive distribution (rows, outputs) of one denoising step in closed form, without a draw.
+    def predict_distribution(self, X: Any) -> PredictiveDistribution:
+        """The predictive distribution of one denoising step in closed form, without a draw.
 
-        It has `mean`, `stddev`, `quantile`, `cdf` and `log_prob`, in units of y. Draws in several steps have another
-        one; how far off it is depends on the model, and their CRPS tells.
+        It has `mean`, `std`, `cdf`, `pdf`, `log_prob`, `quantile` (`ppf`), `interval`, `crps` and `sample`, in units of
+        y. About 5 kB per row are held; the other methods work in blocks. Draws in several steps have another
+        distribution; how far off it is depends on the model, and their CRPS tells.
         """
-        return self.pipeline_.one_step_distribution(self._features(X), generator=self._generator())
+        return self.pipeline_.predictive_distribution(self._features(X), is_flat=self._is_flat)
+
+    def crps(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Mean CRPS of the predictions for rows X where y was true, over rows and outputs: the lower the better.
+
+        `score` is R^2 of the means, as everywhere in sklearn. Of several steps it is the fair CRPS of the draws.
+        """
+        features, truth = self._features(X), np.asarray(y, dtype=np.float64)
+        truth = truth.reshape(len(truth), -1)
+        if self.pipeline_.has_closed_form():
+            scores = self._exactly(features, PredictiveDistribution.crps, truth)
+        else:
+            scores = fair_crps(torch.from_numpy(self._draw(features).samples), torch.from_numpy(truth)).numpy()
+        return float(np.average(scores.mean(1), weights=sample_weight))
 
     def predict_uncertainty(self, X: Any) -> TabularUncertainty:
         """Total uncertainty of each row, and where it comes from; all are standard deviations."""
         check_is_fitted(self)
-        output = self._draw(X, output_epistemic=self.pipeline_.scheduler.family.has_spread)
+        output = self._draw(self._features(X), output_epistemic=self.pipeline_.scheduler.family.has_spread)
         parts = (output.between_models, output.within_models, output.epistemic)
         return TabularUncertainty(
             self._shaped(output.uncertainty), *(None if part is None else self._shaped(part) for part in parts)
@@ -244,23 +296,79 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
                 f"there is nothing to compare with: set calibration_fraction so that {_ROWS_FOR_NOVELTY} rows are set "
                 "aside in fit, or run pipeline_.fit_novelty(...) on other rows like those"
             )
-        novelty = self._draw(X, output_novelty=True).novelty
+        novelty = self._draw(self._features(X), output_novelty=True).novelty
         assert novelty is not None
         return novelty
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the pipeline with everything that was chosen or calibrated, and what this class knows beside it."""
+        check_is_fitted(self)
+        self.pipeline_.save_pretrained(folder)
+        write_json(Path(folder) / _OWN_FILE, self._own_facts(), overwrite=True)
+
+    def push_to_hub(self, repo_id: str, *, token: str | None = None, private: bool | None = None) -> str:
+        """Upload what `save_pretrained` writes, with a model card; returns the address of the commit."""
+        check_repo_id(repo_id)
+        with TemporaryDirectory() as folder:
+            model = Path(folder) / repo_id.split("/")[-1]
+            self.save_pretrained(model)
+            return push_to_hub(model, repo_id, token=token, private=private)
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path, **options: Any) -> Self:
+        """A fitted model from a folder or a name on the Hub; `options` are those of the pipeline's `from_pretrained`.
+
+        A folder with a pipeline alone will do: names of features are then known where it was trained on a DataFrame.
+        """
+        pipeline = TabularRegressionPipeline.from_pretrained(name, **options)
+        facts = _read_own_facts(name, options)
+        details = facts.get("params", {}).pop("training_options", None)
+        model = cls(**facts.get("params", {}), training_options=None if details is None else TrainingOptions(**details))
+        model._restore(pipeline, facts)
+        return model
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
 
-    def _resolve(self, num_rows: int) -> Recipe:
+    def _own_facts(self) -> dict[str, Any]:
+        """What `from_pretrained` needs beside the pipeline; a random state that is no seed is left out."""
+        params = self.get_params(deep=False)
+        params["training_options"] = None if self.training_options is None else vars(self.training_options)
+        if not isinstance(self.random_state, Integral | None):
+            params["random_state"] = None
+        facts = {"params": params, "seed": self.seed_, "is_flat": self._is_flat, "epochs": self.n_epochs_}
+        return {**facts, "recipe": self.recipe_, "n_features": self.n_features_in_}
+
+    def _restore(self, pipeline: TabularRegressionPipeline, facts: Mapping[str, Any]) -> None:
+        """The attributes that `fit` would have left."""
+        columns = pipeline.config.columns
+        self.pipeline_, self.seed_ = pipeline, int(facts.get("seed", 0))
+        self._columns = None if columns is None else TabularEncoder.from_config(columns)
+        self._encoder = self._columns if self._columns is not None and self._columns.has_categories else None
+        self._is_flat = bool(facts.get("is_flat", pipeline.network.config.num_targets == 1))
+        self.n_features_in_ = int(facts.get("n_features", pipeline.network.config.num_features))
+        if self._columns is not None:
+            self.feature_names_in_ = np.array([column.name for column in self._columns.columns], dtype=object)
+        self.n_epochs_ = list(facts.get("epochs", []))
+        self.selection_, self.steps_choice_ = None, None
+        if "recipe" in facts:
+            stored = facts["recipe"].items()
+            self.recipe_ = Recipe(**{name: tuple(v) if isinstance(v, list) else v for name, v in stored})
+        pipeline.set_progress_bar_config(disable=not self.verbose)
+
+    def _resolve_chosen(self, num_rows: int, family: str) -> Recipe:
+        """As if the family had been named, but for what was given up."""
+        kept = {name: getattr(self.recipe_, name) for name in ("calibration_fraction", "kappa_from_validation")}
+        return replace(self._resolve(num_rows, noise_family=family), **kept)
+
+    def _resolve(self, num_rows: int, **known: Any) -> Recipe:
         if not isinstance(self.training_options, TrainingOptions | None):
             raise TypeError(f"training_options must be TrainingOptions(...) or None; got {self.training_options!r}")
         names = [name for name in self.get_params(deep=False) if name in Recipe.__dataclass_fields__]
-        changes = {name: getattr(self, name) for name in names}
+        changes = {**{name: getattr(self, name) for name in names}, **known}
         chooses_steps = self.num_inference_steps == AUTO
-        if chooses_steps:
-            changes["num_inference_steps"] = None
         recipe = resolve_recipe(self.preset, num_rows, options=self.training_options, **changes)
         if chooses_steps and not recipe.calibration_fraction and (recipe.patience is None or recipe.baseline == "mlp"):
             raise ValueError(
@@ -310,36 +418,96 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         validate_data(self, X, skip_check_array=True, reset=False)
         return self._encoder.transform(X)
 
-    def _draw(self, X: Any, ensemble_size: int | None = None, **options: Any) -> TabularOutput:
+    def _draw(self, features: Array, ensemble_size: int | None = None, **options: Any) -> TabularOutput:
         count = self.ensemble_size if ensemble_size is None else ensemble_size
         if not isinstance(count, Integral) or count < (2 if ensemble_size is None else 1):
             raise ValueError(f"ensemble_size must be an integer of at least 2 (1 in `sample`); got {count!r}")
-        features = self._features(X)
         return self.pipeline_(features, int(count), generator=self._generator(), **options)
+
+    def _exactly(self, features: Array, part: Callable[..., Array], *targets: Array) -> Array:
+        """Something of the distribution of each row (with its targets), in blocks of rows, so that memory is bounded.
+
+        Args:
+            features: (rows, F).
+            part: Distribution of a block, and its rows of `targets` -> (rows, ..., C).
+            targets: (rows, C) each.
+        """
+        starts = range(0, max(1, len(features)), _BLOCK)
+        found = []
+        for i in self.pipeline_.progress_bar(starts) if len(starts) > 1 else starts:
+            law = self.pipeline_.predictive_distribution(features[i : i + _BLOCK])
+            found.append(part(law, *(target[i : i + _BLOCK] for target in targets)))
+        return np.concatenate(found)
+
+    def _moments(self, features: Array) -> tuple[Array, Array]:
+        """Mean and standard deviation, (rows, C) each."""
+        if self.pipeline_.has_closed_form():
+            both = self._exactly(features, lambda law: np.stack([law.mean, law.std], 1))  # (rows, 2, C)
+            return both[:, 0], both[:, 1]
+        output = self._draw(features)
+        return output.prediction, output.uncertainty
 
     def _generator(self) -> torch.Generator:
         """The same stream for every call."""
         return torch.Generator().manual_seed(self.seed_)
 
+    def _pool(self, table: TrainingRows, validation: ValidationRows) -> None:
+        """Pool the models with other distributions of the baseline's errors, by what they say of unseen rows."""
+        rows = self._out_of_fold(table, validation)
+        if len(rows.weights) >= _ROWS_FOR_POOL:
+            pool = fit_pool(rows, member_seed(self.seed_, 1) % 2**32)
+            self.pipeline_.register_modules(residuals=pool)
+
+    def _shared_values(self, targets: Array) -> list[float]:
+        """Values with a probability of their own, where predictions have a closed form that can tell it."""
+        return shared_values(targets) if self.recipe_.snap and self.recipe_.one_step else []
+
+    def _fit_shared(self, table: TrainingRows, values: list[float]) -> None:
+        """Add the probabilities of single values; all else was trained on the other rows."""
+        network = self.pipeline_.network
+        mean, scale = (part[0].numpy() for part in (network.feature_mean, network.feature_scale))
+        is_value = table.targets == np.array(values)  # (n, V)
+        seed = member_seed(self.seed_, 2) % 2**32
+        forest = fit_values((table.features - mean) / scale, is_value, table.weights, seed)
+        self.pipeline_.register_modules(shared=forest)
+        self.pipeline_.register_to_config(shared_values=values)
+
+    def _out_of_fold(self, table: TrainingRows, validation: ValidationRows) -> OutOfFold:
+        """Validation rows of all models, each once, at most so many as a pool needs."""
+        most = max(1, _MOST_ROWS_FOR_POOL // self.recipe_.num_models)
+        seen, parts = np.zeros(len(table.targets), dtype=bool), list[OutOfFold]()
+        for pipeline, index, given in self._by_model(table, validation)[1]:
+            new = np.flatnonzero(~seen[index])[:most]
+            seen[index[new]] = True
+            if len(new) and given is not None:
+                known = given[0][new], None if given[1] is None else given[1][new]
+                parts.append(_unseen_rows(pipeline, table, index[new], known))
+        return OutOfFold.join(parts)
+
     def _calibrate(self, table: TrainingRows) -> None:
         """kappa by the CRPS, and intervals; mean -+ q std does not change with kappa, so the rows serve both."""
-        size = self._draws_for_kappa
-        draws = self.pipeline_(table.features, size, generator=self._generator()).samples
-        self._choose_kappa(draws, table.targets, table.weights)
-        output = self.pipeline_(table.features, self.ensemble_size, generator=self._generator())
-        parts = (output.prediction, output.uncertainty, table.targets)
+        if self.pipeline_.shared is None:  # a single value cannot be stretched
+            self._choose_kappa(self._representatives(table.features), table.targets, table.weights)
+        parts = (*self._moments(table.features), table.targets)
         scores = residual_ratio(*(torch.from_numpy(part) for part in parts))  # (rows, C)
         record = Calibration(
             kappa=self.pipeline_.calibration_for().kappa,
             interval=interval_grid_rows(scores),
             num_inference_steps=self.recipe_.num_inference_steps or self.recipe_.num_timesteps,
-            ensemble_size=self.ensemble_size,
+            ensemble_size=None if self.pipeline_.has_closed_form() else self.ensemble_size,
             num_calibration=len(scores),
             note="rows set aside in fit",
         )
         self.pipeline_.calibrate(record)
         if len(scores) >= _ROWS_FOR_NOVELTY and self.pipeline_.scheduler.family.has_spread and self.ensemble_size > 1:
             self.pipeline_.fit_novelty(table.features, ensemble_size=self.ensemble_size, generator=self._generator())
+
+    def _representatives(self, features: Array) -> Array:
+        """What kappa is chosen for, (n, rows, C): quantiles at even levels in closed form, else draws."""
+        if not self.pipeline_.has_closed_form():
+            return self.pipeline_(features, self._draws_for_kappa, generator=self._generator()).samples
+        levels = (np.arange(_QUANTILES_FOR_KAPPA) + 0.5) / _QUANTILES_FOR_KAPPA
+        return np.moveaxis(self._exactly(features, lambda law: law.quantile(levels)), 1, 0)
 
     def _kappa_from_validation(self, table: TrainingRows, validation: ValidationRows) -> None:
         """kappa from the validation rows of all models, around out-of-fold predictions of the baseline.
@@ -412,6 +580,41 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
     def _shaped(self, values: Array) -> Array:
         """Without the axis of outputs if y had none."""
         return values[..., 0] if self._is_flat else values
+
+
+def _without_values(table: TrainingRows, values: list[float]) -> TrainingRows:
+    """The rows whose target is none of these values."""
+    if not values:
+        return table
+    other = ~np.isin(table.targets[:, 0], values)
+    return TrainingRows(table.features[other], table.targets[other], table.weights[other])
+
+
+def _unseen_rows(
+    pipeline: TabularRegressionPipeline, table: TrainingRows, rows: NDArray[np.int64], given: BaselineOutput
+) -> OutOfFold:
+    """What one model says of rows that it has not seen, in units of the standardised target."""
+    network, features = pipeline.network, table.features[rows]
+    unit, mean = network.target_scale[0], network.target_mean[0]
+    baseline = given[0].double()
+    law = pipeline.one_step_distribution(features, baseline_output=given)
+    head = MixtureDistribution.pool([law.to(torch.float64)]).affine(1 / unit, -(mean / unit + baseline))
+    standardised = (torch.from_numpy(features) - network.feature_mean[0]) / network.feature_scale[0]
+    inputs = torch.cat([standardised, *([] if given[1] is None else [given[1].double()]), baseline], 1)
+    residuals = (torch.from_numpy(table.targets[rows]) - mean) / unit - baseline
+    return OutOfFold(inputs, residuals, torch.from_numpy(table.weights[rows]), head)
+
+
+def _read_own_facts(name: str | Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What `save_pretrained` wrote beside the pipeline; empty where it was saved without."""
+    path = Path(name) / _OWN_FILE
+    if not Path(name).is_dir():
+        chosen = {key: options[key] for key in ("cache_dir", "revision", "token", "local_files_only") if key in options}
+        try:
+            path = Path(hf_hub_download(str(name), _OWN_FILE, **chosen))
+        except EntryNotFoundError:
+            return {}
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def _in_dtype(model: _AnyStack, dtype: torch.dtype) -> _AnyStack:

@@ -108,6 +108,21 @@ def score_estimator(model: ProbabilisticRegressor, split: UCISplit, *, ensemble_
     return {**score_rows(samples, split.test_targets, target_scale=scale, interval=interval, seed=seed), **scores}
 
 
+def crps_scorer(model: Any, X: Any, y: Any, sample_weight: Any = None) -> float:
+    """Minus the mean CRPS: `scoring=` of `cross_val_score` and `GridSearchCV`, which look for the largest score."""
+    return -float(model.crps(X, y, sample_weight))
+
+
+def coverage_scorer(coverage: float = 0.95) -> Callable[[Any, Any, Any], float]:
+    """Share of targets within `predict_interval(X, coverage)`, as `scoring=`: to report, not to choose models by."""
+
+    def share(model: Any, X: Any, y: Any) -> float:
+        lower, upper = np.moveaxis(model.predict_interval(X, coverage), 1, 0)
+        return float(np.mean((lower <= y) & (y <= upper)))
+
+    return share
+
+
 @contextmanager
 def timed(scores: dict[str, Any], name: str) -> Iterator[None]:
     """Enter `NAME_seconds` (wall) and `NAME_cpu_seconds` (processor) of the block into `scores`."""

@@ -9,18 +9,34 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from sklearn.base import clone
+from skpro.distributions.base import BaseDistribution
 from skpro.distributions.empirical import Empirical
+from skpro.distributions.normal_mixture import NormalMixture
 from skpro.regression.base import BaseProbaRegressor
 
+from marigold_uq.pipelines.tabular.distribution import PredictiveDistribution
 from marigold_uq.tabular import DiffusionRegressor, TrainingOptions
 
-__all__ = ["SkproDiffusionRegressor"]
+__all__ = ["SkproDiffusionRegressor", "as_skpro"]
+
+
+def as_skpro(law: PredictiveDistribution, index: pd.Index | None = None, columns: pd.Index | None = None) -> Any:
+    """A predictive distribution without masses, of one output, as skpro's `NormalMixture`: the same, exactly."""
+    if len(law.outputs) != 1 or law.outputs[0].mixture is None or len(law.outputs[0].values):
+        raise ValueError("skpro's NormalMixture has one output and no masses on single values; take draws of this one")
+    mixture = law.outputs[0].mixture
+    parts = [part.unsqueeze(-1).numpy() for part in (mixture.loc, mixture.scale)]
+    rows = pd.RangeIndex(len(law)) if index is None else index
+    return NormalMixture(
+        mixture.weights.numpy(), *parts, index=rows, columns=pd.RangeIndex(1) if columns is None else columns
+    )
 
 
 class SkproDiffusionRegressor(BaseProbaRegressor):
     """A `DiffusionRegressor` with skpro's interface.
 
-    `predict_proba` is the empirical distribution of `estimator.ensemble_size` draws. `predict_interval` and
+    `predict_proba` is a mixture of Gaussians where the distribution of one target is known in closed form and has no
+    masses, else the empirical distribution of `estimator.ensemble_size` draws. `predict_interval` and
     `predict_quantiles` are the estimator's own, so that intervals are calibrated where rows were set aside for it.
 
     Args:
@@ -57,16 +73,20 @@ class SkproDiffusionRegressor(BaseProbaRegressor):
         return self
 
     def _predict(self, X: pd.DataFrame) -> pd.DataFrame:
-        """Mean of the draws, a column per target."""
+        """Mean, a column per target."""
         return pd.DataFrame(_columns(self.estimator_.predict(_named(X))), index=X.index, columns=self._outputs)
 
     def _predict_var(self, X: pd.DataFrame) -> pd.DataFrame:
-        """Variance of the draws, a column per target."""
+        """Variance, a column per target."""
         _, std = self.estimator_.predict(_named(X), return_std=True)
         return pd.DataFrame(_columns(std) ** 2, index=X.index, columns=self._outputs)
 
-    def _predict_proba(self, X: pd.DataFrame) -> Empirical:
-        """The empirical distribution of the draws of each row."""
+    def _predict_proba(self, X: pd.DataFrame) -> BaseDistribution:
+        """The distribution of each row."""
+        if self.estimator_.pipeline_.has_closed_form():
+            law = self.estimator_.predict_distribution(_named(X))
+            if len(law.outputs) == 1 and not len(law.outputs[0].values):
+                return as_skpro(law, X.index, self._outputs)
         draws = self.estimator_.sample(_named(X))  # (n, rows[, outputs])
         draws = draws.reshape(*draws.shape[:2], -1)
         samples = [pd.DataFrame(one, index=X.index, columns=self._outputs) for one in draws]
@@ -94,7 +114,9 @@ class SkproDiffusionRegressor(BaseProbaRegressor):
         tiny |= {"calibration_fraction": 0.0, "random_state": 0}
         options = TrainingOptions(baseline_epochs=10, num_timesteps=10, batch_size=16)
         published = {**tiny, "preset": "paper", "noise_family": "gaussian"}
-        return [{"estimator": DiffusionRegressor(**one, training_options=options)} for one in (tiny, published)]
+        exact = {**tiny, "num_models": 2, "num_inference_steps": 1}
+        models = (tiny, published, exact)
+        return [{"estimator": DiffusionRegressor(**one, training_options=options)} for one in models]
 
 
 def _named(X: pd.DataFrame) -> pd.DataFrame:

@@ -224,12 +224,13 @@ def build_denoiser(
         _store_statistics(network, s, model.feature_statistics, model.target_statistics)
         features = model.features if extras is None else torch.cat([model.features, extras[s]], 1)
         tables.append({"features": features, "baseline": fitted, "residual": residual / network.residual_scale[s]})
-    objective = DenoisingObjective(scheduler, num_targets, num_draws=recipe.num_draws)
+    objective = DenoisingObjective(scheduler, num_targets, num_draws=recipe.num_draws, one_step=recipe.one_step)
     splits = None
     if recipe.patience is not None:
         splits = _validation_splits(models, recipe)
     draws = [_fixed_draws(objective, model.generator(6)) for model in models]
-    train, validation = _split_rows(tables, [model.weights for model in models], splits, draws)
+    repeats = 1 if recipe.one_step else _MAX_REPEATS
+    train, validation = _split_rows(tables, [model.weights for model in models], splits, draws, repeats)
     options = OptimizerOptions(
         recipe.batch_size, recipe.learning_rate, ema_decay=recipe.ema_decay, patience=recipe.patience
     )
@@ -290,6 +291,7 @@ def _split_rows(
     weights: Sequence[Tensor],
     splits: Sequence[tuple[Tensor, Tensor]] | None,
     validation_draws: Sequence[Callable[[dict[str, Tensor]], dict[str, Tensor]]] | None = None,
+    max_repeats: int = _MAX_REPEATS,
 ) -> tuple[StackedRows, StackedRows | None]:
     """Training and validation rows; with `validation_draws` validation rows come repeated, with fixed draws."""
     if splits is None:
@@ -298,7 +300,7 @@ def _split_rows(
     for part in (0, 1):
         rows = [split[part] for split in splits]
         if part == 1 and validation_draws is not None:
-            rows = [index.repeat(_repeats(len(index))) for index in rows]
+            rows = [index.repeat(min(max_repeats, max(1, _VALIDATION_SCORES // len(index)))) for index in rows]
         chosen = [{name: c[index] for name, c in table.items()} for table, index in zip(tables, rows, strict=True)]
         if part == 1 and validation_draws is not None:
             chosen = [draw(table) for table, draw in zip(chosen, validation_draws, strict=True)]
@@ -306,18 +308,16 @@ def _split_rows(
     return stacks[0], stacks[1]
 
 
-def _repeats(num_rows: int) -> int:
-    return min(_MAX_REPEATS, max(1, _VALIDATION_SCORES // num_rows))
-
-
 def _fixed_draws(
     objective: DenoisingObjective, generator: torch.Generator
 ) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
-    """Draws of validation rows, made once; their timesteps rise evenly through those of training."""
+    """Draws of validation rows, made once; their timesteps rise evenly through those of training, if it has several."""
 
     def draw(rows: dict[str, Tensor]) -> dict[str, Tensor]:
         num_rows = len(rows["residual"])
         drawn = objective.draw(num_rows, generator)
+        if objective.only_timestep is not None:
+            return objective.examples({**rows, **drawn})
         part = torch.arange(num_rows) * _MAX_REPEATS // num_rows
         where = (part + torch.rand(num_rows, generator=generator)) / _MAX_REPEATS
         return objective.examples({**rows, **drawn, "timestep": objective.scheduler.timesteps_at(where)})

@@ -2,19 +2,20 @@
 
 import hashlib
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
+from diffusers.models.modeling_utils import ModelMixin
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from diffusers.utils import BaseOutput
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from marigold_uq.calibration import Calibration, apply_kappa, check_coverage
+from marigold_uq.calibration import Calibration, IntervalGrid, apply_kappa, check_coverage
 from marigold_uq.denoising import Denoiser
 from marigold_uq.distributions import MixtureDistribution, NoiseDistribution, SampleDistribution
 from marigold_uq.metrics import nested_interval
@@ -23,6 +24,7 @@ from marigold_uq.models.mlp import StackedMLP, StackedModel
 from marigold_uq.novelty import Novelty, novelty_features
 from marigold_uq.pipelines.base import UncertaintyPipeline
 from marigold_uq.pipelines.tabular.columns import TabularEncoder, is_frame
+from marigold_uq.pipelines.tabular.distribution import MassesAndMixture, PredictiveDistribution
 from marigold_uq.randomness import base_seed, member_seed
 from marigold_uq.sampling import initial_noise, one_step_distribution, reverse_diffusion
 from marigold_uq.schedulers.distributional import DistributionalScheduler
@@ -35,6 +37,16 @@ BaselineOutput = tuple[Tensor, Tensor | None]
 """What a baseline predicts for rows, (rows, C), and what it says beyond, (rows, E)."""
 DRAWS_FOR_KAPPA = 20
 """kappa stretches draws around their mean, which needs some draws: each model makes at least this many."""
+_ROWS_IN_CLOSED_FORM = 2**11
+"""Rows whose distributions are held at once: about 10 MB of components."""
+
+
+class ResidualModel(Protocol):
+    """What is known of a baseline's errors beside the network: `marigold_uq.tabular.experts.residuals`."""
+
+    def pool(self, head: MixtureDistribution, inputs: Tensor, centre: Tensor, unit: Tensor) -> MixtureDistribution:
+        """The head's distribution (R, C) pooled with others around `centre` (R, C), residuals in `unit` (C,)."""
+        ...
 
 
 @dataclass
@@ -85,13 +97,19 @@ class TabularRegressionPipeline(UncertaintyPipeline):
         default_denoising_steps: Steps where a call does not say; None takes all timesteps.
         values: For each target its values in rising order if there are few (draws move to the nearest), else None.
         numbers: The models' numbers, which seed their draws; None counts from 0. `select` keeps them.
+        shared: Gives single values that many rows share, `shared_values`, their probabilities in one denoising step.
+        shared_values: These values, rising; the rest of the pipeline describes the other rows.
+        residuals: Further distributions of the baseline's errors, pooled with the models' in one denoising step.
+        only_one_step: Whether the network knows no other timestep than that of one denoising step.
         calibration: Stored records; see `calibrate`. kappa and half widths of intervals have one entry per target.
     """
 
-    _optional_components = ["baseline"]  # noqa: RUF012, diffusers reads a list
+    _optional_components = ["baseline", "residuals", "shared"]  # noqa: RUF012, diffusers reads a list
     network: StackedMLP
     scheduler: DistributionalScheduler
     baseline: StackedModel | None
+    residuals: ResidualModel | None
+    shared: Callable[[Tensor], Tensor] | None
 
     def __init__(
         self,
@@ -103,6 +121,10 @@ class TabularRegressionPipeline(UncertaintyPipeline):
         values: list[list[float] | None] | None = None,
         numbers: list[int] | None = None,
         calibration: list[dict[str, Any]] | None = None,
+        residuals: ModelMixin | None = None,
+        shared: ModelMixin | None = None,
+        shared_values: list[float] | None = None,
+        only_one_step: bool = False,
     ) -> None:
         super().__init__()
         if scheduler.config.num_train_timesteps != network.config.num_timesteps:
@@ -110,13 +132,17 @@ class TabularRegressionPipeline(UncertaintyPipeline):
                 f"the network has gates for {network.config.num_timesteps} noise levels, but the scheduler has "
                 f"num_train_timesteps = {scheduler.config.num_train_timesteps}"
             )
-        self.register_modules(network=network, scheduler=scheduler, baseline=baseline)
+        self.register_modules(
+            network=network, scheduler=scheduler, baseline=baseline, residuals=residuals, shared=shared
+        )
         self.register_to_config(
             columns=columns,
             default_denoising_steps=default_denoising_steps,
             values=values,
             numbers=numbers,
             calibration=calibration,
+            shared_values=shared_values,
+            only_one_step=only_one_step,
         )
 
     @classmethod
@@ -129,7 +155,8 @@ class TabularRegressionPipeline(UncertaintyPipeline):
     @classmethod
     def from_pipe(cls, pipeline: DiffusionPipeline, **kwargs: Any) -> Self:
         """As in diffusers, but the baseline may be any `StackedModel`, and the default is float64 here too."""
-        kwargs.setdefault("baseline", pipeline.components.get("baseline"))
+        for name in cls._optional_components:
+            kwargs.setdefault(name, pipeline.components.get(name))
         if "dtype" not in kwargs:
             kwargs.setdefault("torch_dtype", torch.float64)
         return super().from_pipe(pipeline, **kwargs)
@@ -156,7 +183,10 @@ class TabularRegressionPipeline(UncertaintyPipeline):
         return list(range(self.network.config.num_models) if self.config.numbers is None else self.config.numbers)
 
     def select(self, models: Sequence[int] | int) -> "TabularRegressionPipeline":
-        """A pipeline of some models of the stack, for example those of one split; their draws stay the same."""
+        """A pipeline of some models of the stack, for example those of one split; their draws stay the same.
+
+        What is pooled with the whole stack, `residuals` and `shared`, stays behind.
+        """
         chosen = [models] if isinstance(models, int) else list(models)
         selected = TabularRegressionPipeline(
             StackedMLP.join([self.network.select(s) for s in chosen]),
@@ -167,14 +197,18 @@ class TabularRegressionPipeline(UncertaintyPipeline):
             values=self.config.values,
             numbers=[self.model_numbers[s] for s in chosen],
             calibration=self.config.calibration,
+            only_one_step=self.config.only_one_step,
         )
         selected.set_progress_bar_config(**getattr(self, "_progress_bar_config", {}))
         return selected
 
     def _select_baseline(self, models: Sequence[int]) -> StackedModel | None:
-        """Baselines of these models: one for several in turn where that is possible, else one each."""
-        if self.baseline is None:
-            return None
+        """Baselines of these models: one for several in turn where that is possible, else one each.
+
+        A single one is shared, not copied: its trees may be large.
+        """
+        if self.baseline is None or self.baseline.config.num_models == 1:
+            return self.baseline
         owners = [s // (self.network.config.num_models // self.baseline.config.num_models) for s in models]
         groups = [(owner, len(list(run))) for owner, run in groupby(owners)]
         chosen = [owner for owner, _ in groups] if len({size for _, size in groups}) == 1 else owners
@@ -210,12 +244,15 @@ class TabularRegressionPipeline(UncertaintyPipeline):
     ) -> TabularOutput:
         """Draw `ensemble_size` predictions for every row, shared evenly by the models of the stack.
 
+        In one denoising step of a family with a density the predictive distribution is known in closed form
+        (`predictive_distribution`). Then only the samples are drawn; all else is exact.
+
         Args:
             features: (rows, F) in original units, or a DataFrame like the one trained on.
             ensemble_size: Draws per row; fewer than there are models come from the first ones.
             coverage: Also return the central interval with this coverage. With a calibrated interval it is
                 prediction -+ scale x uncertainty, otherwise it lies between quantiles of the draws. Both are nested.
-            quantiles: Also return quantiles of the draws at these levels.
+            quantiles: Also return quantiles at these levels.
             output_epistemic: Also return the head's own epistemic estimate, collected along the trajectories; families
                 without a spread of their own have none.
             output_novelty: Also compare the rows with those that `fit_novelty` saw, for the same families. `members` is
@@ -239,7 +276,8 @@ class TabularRegressionPipeline(UncertaintyPipeline):
         num_models = self.network.config.num_models
         if output_novelty and num_models == 1 and ensemble_size < 2:
             raise ValueError("output_novelty needs the spread of at least 2 draws where there is one model; got 1")
-        steps = num_inference_steps or self.config.default_denoising_steps or self.scheduler.config.num_train_timesteps
+        steps = num_inference_steps or self.default_steps
+        self._check_steps(steps)
         record = self.calibration_for(
             num_inference_steps=steps, ensemble_size=None if coverage is None else ensemble_size
         )
@@ -261,9 +299,15 @@ class TabularRegressionPipeline(UncertaintyPipeline):
             for i in (self.progress_bar(starts) if len(starts) > 1 else starts)
         ]
         model_samples = np.concatenate([part.samples for part in parts], axis=2)  # (S, n, rows, C)
-        samples = self._calibrated(model_samples, record)[:ensemble_size]
-        _check_finite(samples)
-        output = TabularOutput(samples.mean(0), _std(samples), samples, model_samples)
+        if self.has_closed_form(steps):
+            exact = self._in_closed_form(matrix, ensemble_size, seed, coverage, quantiles, baseline_output)
+            output = replace(exact, model_samples=model_samples)
+        else:
+            samples = self._calibrated(model_samples, record)[:ensemble_size]
+            output = TabularOutput(samples.mean(0), _std(samples), samples, model_samples)
+            output.quantiles = _quantiles(samples, quantiles)
+            output.interval = None if coverage is None else nested_ends(samples, coverage)
+        _check_finite(output.samples)
         if output_epistemic:
             output.epistemic = np.concatenate([part.epistemic for part in parts if part.epistemic is not None])
         if output_novelty:
@@ -271,45 +315,134 @@ class TabularRegressionPipeline(UncertaintyPipeline):
             output.novelty = self._novelty(
                 features, record, num_inference_steps=steps, ensemble_size=ensemble_size, num_models=num_models
             )
-        if quantiles is not None:
-            output.quantiles = quantiles_of(torch.from_numpy(samples), list(quantiles)).numpy()
-        if coverage is not None:
-            output.interval = _interval(output, record, coverage)
+        if coverage is not None and record.interval is not None:
+            output.interval = calibrated_ends(output.prediction, output.uncertainty, record.interval, coverage)
         return output
+
+    @property
+    def default_steps(self) -> int:
+        """Denoising steps of a call that does not say."""
+        return int(self.config.default_denoising_steps or self.scheduler.config.num_train_timesteps)
+
+    def has_closed_form(self, num_inference_steps: int | None = None) -> bool:
+        """Whether the predictive distribution of so many steps is known without draws."""
+        return (num_inference_steps or self.default_steps) == 1 and self.scheduler.family.has_density
+
+    def _check_steps(self, steps: int) -> None:
+        if self.config.only_one_step and steps != 1:
+            raise ValueError(
+                f"the model was trained for one denoising step; got num_inference_steps={steps}. Fit it with "
+                "num_inference_steps=10, say, to take more"
+            )
+
+    @torch.no_grad()
+    def predictive_distribution(
+        self, features: ArrayLike, *, baseline_output: BaselineOutput | None = None, is_flat: bool = False
+    ) -> PredictiveDistribution:
+        """The predictive distribution of one denoising step, exactly: calibrated, and with known values as masses.
+
+        Args:
+            features: As in a call. About 5 kB per row are held.
+            baseline_output: As in a call.
+            is_flat: Whether results come without the axis of outputs.
+        """
+        if not self.scheduler.family.has_density:
+            raise TypeError(f"family {self.scheduler.family.name!r} is known through draws only: use `sample`")
+        law = self.one_step_distribution(features, baseline_output=baseline_output)
+        assert isinstance(law, MixtureDistribution)
+        law, outputs = law.to(torch.float64), list[MassesAndMixture]()
+        for c, values in enumerate(self.config.values or [None] * law.loc.shape[2]):
+            one = MixtureDistribution(law.loc[..., c], law.scale[..., c], law.logits[..., c])
+            outputs.append(
+                MassesAndMixture.continuous(one) if values is None else MassesAndMixture.nearest(one, values)
+            )
+        if self.shared is not None and outputs[0].mixture is not None:
+            masses = self._shared_masses(self.encode(features)).to(torch.float64)
+            values = masses.new_tensor(self.config.shared_values)
+            outputs = [MassesAndMixture(values, masses, outputs[0].mixture)]
+        return PredictiveDistribution(tuple(outputs), is_flat)
+
+    def _shared_masses(self, matrix: Array) -> Tensor:
+        """Probabilities of the shared values, (rows, V)."""
+        assert self.shared is not None
+        rows = torch.tensor(matrix).to(self.network.feature_mean)
+        return self.shared((rows - self.network.feature_mean[0]) / self.network.feature_scale[0])
+
+    def _in_closed_form(
+        self,
+        matrix: Array,
+        ensemble_size: int,
+        seed: int,
+        coverage: float | None,
+        quantiles: Sequence[float] | None,
+        given: BaselineOutput | None,
+    ) -> "TabularOutput":
+        """All that a call returns but what is known of single models."""
+        parts, size = [], _ROWS_IN_CLOSED_FORM
+        for start in range(0, max(1, len(matrix)), size):
+            rows = matrix[start : start + size]
+            law = self.predictive_distribution(rows, baseline_output=_rows_of(given, start, size))
+            draws = law.sample(ensemble_size, row_generators(rows, [0], seed))
+            part = TabularOutput(law.mean, law.std, draws, draws[None])
+            part.interval = None if coverage is None else law.interval(coverage).swapaxes(0, 1)
+            part.quantiles = None if quantiles is None else law.quantile(quantiles).swapaxes(0, 1)
+            parts.append(part)
+        samples = np.concatenate([part.samples for part in parts], 1)
+        prediction, uncertainty = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in ("prediction", "uncertainty")
+        )
+        ends = None if coverage is None else _joined([part.interval for part in parts])
+        levels = None if quantiles is None else _joined([part.quantiles for part in parts])
+        return TabularOutput(prediction, uncertainty, samples, samples[None], ends, levels)
 
     @torch.no_grad()
     def one_step_distribution(
-        self, features: ArrayLike, *, generator: torch.Generator | None = None, num_draws: int = 1
+        self,
+        features: ArrayLike,
+        *,
+        generator: torch.Generator | None = None,
+        num_draws: int = 1,
+        baseline_output: BaselineOutput | None = None,
     ) -> NoiseDistribution:
         """The predictive distribution (rows, C) by one network call, in original units: moments, quantiles, density.
 
-        Draws in one denoising step come from it, each from a start of its own: the models in equal parts, with kappa,
-        but without moving to known values.
+        The models in equal parts, pooled with `residuals`, with kappa, but without moving to known values. The network
+        starts at x_T = 0, the middle of all starts, so nothing is drawn; x_T says nothing about the target.
 
         Args:
             features: As in a call.
-            generator: Of the starts, one per row; None always takes the same.
+            baseline_output: As in a call.
+            generator: Of the draws of family "sample", which also start from noise.
             num_draws: Network calls of the family "sample". Family "point" says nothing of the spread and is refused.
         """
         if not (self.scheduler.family.has_density or self.scheduler.family.noise_channels):
             raise TypeError(f"one step of family {self.scheduler.family.name!r} has no spread; draw in several steps")
-        matrix, config = self.encode(features), self.network.config
-        num_models, num_rows, num_targets = config.num_models, len(matrix), config.num_targets
-        rows = self._prepare(matrix)
-        generators = row_generators(matrix, self.model_numbers, 0 if generator is None else base_seed(generator))
+        matrix, num_models = self.encode(features), self.network.config.num_models
+        rows = self._prepare(matrix, baseline_output)
+        law = self._head(matrix, rows, 0 if generator is None else base_seed(generator), num_draws)
+        pooled = _pool([law[s * len(matrix) : (s + 1) * len(matrix)] for s in range(num_models)])
+        if self.residuals is not None and isinstance(pooled, MixtureDistribution):
+            inputs = torch.cat([rows.features[0], rows.baseline[0]], -1)
+            pooled = self.residuals.pool(pooled, inputs, rows.centre[0, :, :, 0], self.network.target_scale[0])
+        kappa = pooled.mean.new_tensor(self._kappas(self.calibration_for(num_inference_steps=1)))
+        return pooled if bool((kappa == 1).all()) else pooled.affine(kappa, (1 - kappa) * pooled.mean)
+
+    def _head(self, matrix: Array, rows: "_Prepared", seed: int, num_draws: int) -> NoiseDistribution:
+        """What each model says of each row in one step, (S rows, C), in original units."""
+        num_models, num_rows, num_targets = len(rows.features), len(matrix), self.network.config.num_targets
+        shape, implicit = (num_models * num_rows, num_targets), bool(self.scheduler.family.noise_channels)
+        generators = row_generators(matrix, self.model_numbers, seed) if implicit else None
+        start = rows.features.new_zeros(shape)
         draws = self.denoiser(rows.features, rows.baseline, 1)  # one of each row
         law = one_step_distribution(
             lambda x_t, timestep: draws(x_t.unsqueeze(-1), timestep).squeeze(-1),
             self.scheduler.for_chain(1),
-            initial_noise((num_models * num_rows, num_targets), like=rows.features, generator=generators),
+            initial_noise(shape, like=rows.features, generator=generators) if implicit else start,
             num_draws=num_draws,
             generator=generators,
         )
         scale, centre = (part[..., 0].expand(-1, num_rows, -1).flatten(0, 1) for part in (rows.scale, rows.centre))
-        law = law.affine(scale, centre)  # (S rows, C)
-        pooled = _pool([law[s * num_rows : (s + 1) * num_rows] for s in range(num_models)])
-        kappa = pooled.mean.new_tensor(self._kappas(self.calibration_for(num_inference_steps=1)))
-        return pooled.affine(kappa, (1 - kappa) * pooled.mean)
+        return law.affine(scale, centre)
 
     def _kappas(self, record: Calibration) -> tuple[float, ...]:
         """One per target."""
@@ -479,12 +612,25 @@ def _std(samples: Array) -> Array:
     return samples.std(0, ddof=1) if len(samples) > 1 else np.full(samples.shape[1:], np.nan)
 
 
-def _interval(output: TabularOutput, record: Calibration, coverage: float) -> Array:
-    """(2, rows, C), calibrated where the record has intervals."""
-    if record.interval is None:
-        return torch.stack(nested_interval(torch.from_numpy(output.samples), coverage)).numpy()
-    reach = np.array(record.interval.scale(coverage)) * output.uncertainty
-    return np.stack([output.prediction - reach, output.prediction + reach])
+def nested_ends(samples: Array, coverage: float) -> Array:
+    """Ends (2, rows, C) between quantiles of draws (n, rows, C)."""
+    return torch.stack(nested_interval(torch.from_numpy(samples), coverage)).numpy()
+
+
+def calibrated_ends(prediction: Array, uncertainty: Array, grid: IntervalGrid, coverage: float) -> Array:
+    """Ends (2, rows, C): prediction -+ scale x uncertainty."""
+    reach = np.array(grid.scale(coverage)) * uncertainty
+    return np.stack([prediction - reach, prediction + reach])
+
+
+def _quantiles(samples: Array, levels: Sequence[float] | None) -> Array | None:
+    """(Q, rows, C) of draws (n, rows, C)."""
+    return None if levels is None else quantiles_of(torch.from_numpy(samples), list(levels)).numpy()
+
+
+def _joined(parts: Sequence[Array | None]) -> Array:
+    """Blocks of rows, on axis 1, as one."""
+    return np.concatenate([part for part in parts if part is not None], 1)
 
 
 def _rows_of(given: BaselineOutput | None, start: int, size: int) -> BaselineOutput | None:

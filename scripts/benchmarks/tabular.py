@@ -5,11 +5,13 @@
 1. training 20 splits as one stack, against one after another with the identical step function;
 2. 100 draws for a test set in one pass, against one by one;
 3. seconds per fit of `default`, beside CatBoost (RMSEWithUncertainty) and NGBoost (500 trees), with CRPS and coverage
-   on the same splits. Packages that are not installed are named and left out.
+   on the same splits. Packages that are not installed are named and left out;
+4. with `--rows 1000000`, intervals for so many rows: seconds, and how much the peak of memory grows.
 
 Times are processor seconds (all threads) and wall seconds.
 """
 
+import resource
 import statistics
 import sys
 import time
@@ -18,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from marigold_uq.commands.runner import Invocation, run_command
@@ -50,6 +53,7 @@ class TabularBenchmark:
         splits: Splits that are fitted in part 3; 0 leaves it out.
         ensemble_size: Draws of part 2.
         threads: Of torch.
+        rows: Rows of part 4, drawn around the training rows; 0 leaves it out.
     """
 
     data: Path
@@ -61,17 +65,20 @@ class TabularBenchmark:
     splits: int = 5
     ensemble_size: int = 100
     threads: int = 1
+    rows: int = 0
 
 
 def _timed(work: Callable[[], object], repeats: int) -> _Seconds:
     """Median processor and wall seconds of `repeats` runs, after one that does not count."""
     work()
-    runs = []
-    for _ in range(repeats):
-        wall, cpu = time.perf_counter(), time.process_time()
-        work()
-        runs.append((time.process_time() - cpu, time.perf_counter() - wall))
-    return {"cpu_seconds": statistics.median(c for c, _ in runs), "wall_seconds": statistics.median(w for _, w in runs)}
+    runs = [_timed_once(work) for _ in range(repeats)]
+    return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+
+
+def _timed_once(work: Callable[[], object]) -> _Seconds:
+    wall, cpu = time.perf_counter(), time.process_time()
+    work()
+    return {"cpu_seconds": time.process_time() - cpu, "wall_seconds": time.perf_counter() - wall}
 
 
 def _ratio(slow: _Seconds, fast: _Seconds) -> _Seconds:
@@ -151,6 +158,22 @@ def _benchmark_fits(dataset: UCIDataset, options: TabularBenchmark) -> dict[str,
     return {"num_splits": len(splits), "models": results}
 
 
+def _benchmark_many_rows(dataset: UCIDataset, options: TabularBenchmark) -> dict[str, Any]:
+    """95 % intervals of `default` for many rows: training rows with noise of a tenth of each column's spread."""
+    split, random = dataset.split(0), np.random.default_rng(0)
+    model = DiffusionRegressor(random_state=0).fit(split.train_features, split.train_targets)
+    chosen = split.train_features[random.integers(len(split.train_features), size=options.rows)]
+    rows = chosen + 0.1 * split.train_features.std(0) * random.normal(size=chosen.shape)
+    before = _peak_gigabytes()
+    seconds = _timed_once(lambda: model.predict_interval(rows))
+    return {"rows": options.rows, **seconds, "peak_gigabytes": _peak_gigabytes(), "peak_gigabytes_before": before}
+
+
+def _peak_gigabytes() -> float:
+    """The largest memory that this process has held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+
+
 def _report(results: dict[str, Any]) -> str:
     """A summary for the terminal."""
     lines = [f"{results['set']}, {results['threads']} thread(s)"]
@@ -161,6 +184,8 @@ def _report(results: dict[str, Any]) -> str:
         wanted = ("fit_seconds", "fit_cpu_seconds", "sample_seconds", "crps", "rmse", "coverage_95")
         own = ["interval_coverage_95"] if "interval_coverage_95" in metrics else []
         lines.append(f"{name:10}" + ", ".join(f"{m} {metrics[m]['mean']:.3g}" for m in [*wanted, *own]))
+    if "many_rows" in results:
+        lines.append("many rows: " + ", ".join(f"{name} {value:.4g}" for name, value in results["many_rows"].items()))
     return "\n".join(lines)
 
 
@@ -173,6 +198,8 @@ def _run(options: TabularBenchmark, invocation: Invocation) -> int:
     results["sampling"] = _benchmark_sampling(dataset, options)
     if options.splits:
         results["fits"] = _benchmark_fits(dataset, options)
+    if options.rows:
+        results["many_rows"] = _benchmark_many_rows(dataset, options)
     print(_report(results))
     write_json(options.output, results)
     return 0

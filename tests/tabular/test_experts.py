@@ -1,6 +1,7 @@
 """The experts of the default baseline: trees as tensors, the Gaussian process, and how they are combined."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from sklearn.ensemble import ExtraTreesRegressor, GradientBoostingRegressor
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, Matern, WhiteKernel
 
-from marigold_uq.tabular.experts import EXPERTS, ExpertBaseline
+from marigold_uq.tabular.experts import EXPERTS, ExpertBaseline, fitting, gaussian_process
 from marigold_uq.tabular.experts.fitting import ExpertOptions, FittedExperts, fit_experts, stack_experts
 from marigold_uq.tabular.experts.gaussian_process import JITTER, FittedProcess, Kernel, fit_process
 from marigold_uq.tabular.experts.trees import BoostingOptions, ForestOptions, TreeNodes
@@ -83,6 +84,38 @@ def test_centres_of_a_large_table_predict_nearly_as_all_rows_do() -> None:
         ours = process.kernel(torch.from_numpy(new), process.rows) @ process.coefficients
         assert np.sqrt(np.mean((ours.numpy() - want) ** 2)) < 0.15
         assert np.sqrt(np.mean((process.left_out.numpy() - y) ** 2)) < 0.15
+
+
+def test_the_gaussian_process_is_the_same_in_blocks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = [torch.from_numpy(data(60)[0]), torch.from_numpy(data(60)[1]), torch.linspace(0.5, 2, 60).double()]
+    fits = []
+    for block in (1000, 7):
+        monkeypatch.setattr(gaussian_process, "_BLOCK", block)
+        g = torch.Generator().manual_seed(0)
+        fits.append(fit_process(*arrays, generator=g, num_steps=3, num_centres=30))
+    torch.testing.assert_close(fits[1].left_out, fits[0].left_out)
+    new = arrays[0][:5] + 0.1
+    ours = [one.kernel(new, one.rows) @ one.coefficients for one in fits]
+    torch.testing.assert_close(ours[1], ours[0])
+
+
+def test_a_large_table_tries_the_process_on_some_of_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that no smooth function follows: after a trial on some rows the process is never fitted to all of them."""
+    for name, value in (("_TINY_TABLE", 20), ("_SMALL_TABLE", 40), ("_LARGE_TABLE", 300), ("_ROWS_OF_TRIAL", 100)):
+        monkeypatch.setattr(fitting, name, value)
+    rng, sizes = np.random.default_rng(0), list[int]()
+    x = rng.uniform(size=(400, 2))
+    y = np.where(np.floor(25 * x[:, :1]) % 2 > 0, 5.0, -5.0)
+
+    def watched(rows: torch.Tensor, *others: Any, **options: Any) -> FittedProcess:
+        sizes.append(len(rows))
+        return fit_process(rows, *others, **options)
+
+    monkeypatch.setattr(fitting, "fit_process", watched)
+    experts = fit_experts(x, y, np.ones(400), ExpertOptions.for_rows(400, effort=40), 0)
+    assert sizes == [100]
+    assert experts.process is None
+    assert experts.weights[EXPERTS.index("forest"), 0] > 0.5
 
 
 def test_the_gaussian_process_predicts_as_sklearns_with_its_kernel() -> None:

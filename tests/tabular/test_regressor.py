@@ -242,7 +242,8 @@ def test_training_that_diverges_is_an_error(early_stopping: bool) -> None:
 
 
 def test_counts_may_be_numpys_and_fewer_timesteps_than_steps_are_all_taken(tmp_path: Path) -> None:
-    model = quick_model(num_timesteps=np.int64(5), max_epochs=np.int64(3), num_inference_steps=None).fit(*data(20))
+    counts = {"num_timesteps": np.int64(5), "max_epochs": np.int64(3), "num_inference_steps": None}
+    model = quick_model(noise_family="point", **counts).fit(*data(20))
     assert model.recipe_.num_inference_steps == 5
     model.pipeline_.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="from 1 to num_timesteps=5; got 6"):

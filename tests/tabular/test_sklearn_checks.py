@@ -9,7 +9,7 @@ from support.tiny_sets import quick_model
 
 from marigold_uq.tabular import DiffusionRegressor, TrainingOptions
 
-TINY = quick_model(num_models=1, max_epochs=2, baseline_epochs=4, num_inference_steps=2, ensemble_size=8)
+TINY = quick_model(num_models=2, max_epochs=2, baseline_epochs=4, num_inference_steps=1, ensemble_size=8)
 
 SGD = "training in random batches: a weight of 2 is not the same run as a repeated row"
 EXPECTED_FAILURES = {

@@ -6,6 +6,7 @@ import pytest
 pytest.importorskip("skpro", reason="skpro is not installed: pip install marigold_uq[skpro]")
 
 import pandas as pd
+from skpro.distributions.normal_mixture import NormalMixture
 from skpro.metrics import CRPS
 from skpro.utils import check_estimator
 from support.tiny_sets import quick_model
@@ -40,6 +41,17 @@ def test_what_skpro_sees_is_what_the_estimator_says(frames: tuple[pd.DataFrame, 
     quantiles = model.predict_quantiles(new, alpha=[0.1, 0.6])
     np.testing.assert_allclose(quantiles["u"].to_numpy(), model.estimator_.predict_quantiles(new, [0.1, 0.6])[..., 0])
     np.testing.assert_allclose(model.predict_var(new), model.estimator_.predict(new, return_std=True)[1] ** 2)
+
+
+def test_a_closed_form_is_skpros_mixture_and_gives_the_same_score(frames: tuple[pd.DataFrame, pd.DataFrame]) -> None:
+    x, y = frames
+    model = SkproDiffusionRegressor(quick_model(num_inference_steps=1, max_epochs=3)).fit(x, y[["u"]])
+    found = model.predict_proba(x[:10])
+    assert isinstance(found, NormalMixture)
+    want = model.estimator_.predict_distribution(x[:10])
+    np.testing.assert_allclose(found.mean().to_numpy()[:, 0], want.mean)
+    np.testing.assert_allclose(found.cdf(y[["u"]][:10]).to_numpy()[:, 0], want.cdf(y["u"].to_numpy()[:10]))
+    assert CRPS()(y[["u"]][:10], found) == pytest.approx(want.crps(y["u"].to_numpy()[:10]).mean(), rel=1e-6)
 
 
 def test_skpros_scores_work_on_its_predictions(frames: tuple[pd.DataFrame, pd.DataFrame]) -> None:

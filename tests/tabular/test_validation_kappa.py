@@ -9,8 +9,13 @@ from support.tiny_sets import quick_model
 
 from marigold_uq.calibration import KappaChoice, choose_kappa
 from marigold_uq.tabular import DiffusionRegressor, TrainingOptions, regressor, stack
-from marigold_uq.tabular.recipe import FEW_ROWS, default_recipe, resolve_recipe
+from marigold_uq.tabular.recipe import resolve_recipe
 from marigold_uq.tabular.stack import TrainingRows, fit_stack
+
+
+def with_kappa(**changes: Any) -> DiffusionRegressor:
+    """A quick model that chooses kappa on its validation rows."""
+    return quick_model(**{"kappa_from_validation": True, **changes})
 
 
 def noise(rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -29,7 +34,7 @@ def test_kappa_is_chosen_on_all_rows_by_models_that_have_not_seen_them(monkeypat
 
     monkeypatch.setattr(regressor, "choose_kappa", watched)
     x, y = noise(300)
-    model = quick_model().fit(x, y)
+    model = with_kappa().fit(x, y)
     ((samples, target),) = asked
     np.testing.assert_array_equal(np.sort(target.numpy()), np.sort(y))
     assert samples.shape == (40, 300)  # two models draw at least 20 each once there is a kappa
@@ -46,8 +51,8 @@ def _standardised(model: DiffusionRegressor, x: np.ndarray) -> torch.Tensor:
 
 def test_kappa_stretches_the_same_draws() -> None:
     x, y = noise(80)
-    model = quick_model().fit(x, y)
-    plain = quick_model(kappa_from_validation=False).fit(x, y)
+    model = with_kappa().fit(x, y)
+    plain = quick_model().fit(x, y)
     assert not plain.pipeline_.calibrations
     ratio = model.sample(x[:5], 40).std(0) / plain.sample(x[:5], 40).std(0)
     np.testing.assert_allclose(ratio, model.pipeline_.calibration_for().kappa[0], rtol=1e-6)
@@ -98,7 +103,7 @@ def test_a_pipeline_takes_the_baselines_prediction_from_outside() -> None:
 def test_kappa_does_not_depend_on_how_many_draws_predictions_take() -> None:
     """Chosen on 5 draws it would be 1.6 times too large."""
     x, y = noise(200)
-    few, many = (quick_model(ensemble_size=count).fit(x, y).pipeline_.calibration_for().kappa[0] for count in (5, 100))
+    few, many = (with_kappa(ensemble_size=count).fit(x, y).pipeline_.calibration_for().kappa[0] for count in (5, 100))
     assert few == pytest.approx(many, rel=0.1)
 
 
@@ -106,17 +111,19 @@ def test_kappa_does_not_depend_on_how_many_draws_predictions_take() -> None:
 def test_each_of_two_targets_has_its_own_kappa_with_any_baseline_out_of_fold(baseline: str) -> None:
     x, y = noise(120)
     both = np.stack([y, 1000 * np.sign(y) * y**2], 1)
-    model = quick_model(baseline=baseline).fit(x, both)
+    model = with_kappa(baseline=baseline).fit(x, both)
     kappa = model.pipeline_.calibration_for().kappa
-    plain = quick_model(baseline=baseline, kappa_from_validation=False).fit(x, both)
+    plain = quick_model(baseline=baseline).fit(x, both)
     ratio = model.sample(x[:4], 40).std(0) / plain.sample(x[:4], 40).std(0)
     np.testing.assert_allclose(ratio, np.tile(kappa, (4, 1)), rtol=1e-6)
     assert kappa[0] != kappa[1]
 
 
-def test_the_rule_of_the_default_preset() -> None:
-    assert [default_recipe(rows).kappa_from_validation for rows in (FEW_ROWS - 1, FEW_ROWS)] == [True, False]
-    assert not resolve_recipe("paper", 100).kappa_from_validation
+def test_kappa_takes_the_place_of_the_pool_and_no_preset_has_it() -> None:
+    recipe = resolve_recipe("default", 100, options=TrainingOptions(kappa_from_validation=True))
+    assert (recipe.kappa_from_validation, recipe.pool, recipe.one_step) == (True, False, True)
+    for preset in ("default", "paper"):
+        assert not resolve_recipe(preset, 100).kappa_from_validation
 
 
 @pytest.mark.parametrize(
@@ -127,28 +134,23 @@ def test_the_rule_of_the_default_preset() -> None:
         ({"calibration_fraction": 0.5}, "calibration_fraction sets rows aside"),
     ],
 )
-def test_where_it_cannot_be_it_is_dropped_or_refused(options: dict[str, Any], obstacle: str) -> None:
+def test_where_it_cannot_be_it_is_refused(options: dict[str, Any], obstacle: str) -> None:
     x, y = noise(50)
-    model = quick_model(**options).fit(x, y)
-    assert not model.recipe_.kappa_from_validation
     with pytest.raises(ValueError, match=obstacle):
-        quick_model(kappa_from_validation=True, **options).fit(x, y)
+        with_kappa(**options).fit(x, y)
 
 
 def test_targets_of_few_values_have_no_kappa_and_say_so_if_it_was_asked_for() -> None:
     x, y = noise(100)
-    model = quick_model().fit(x, np.sign(y))
-    assert not model.pipeline_.calibrations
     with pytest.warns(UserWarning, match="there is no kappa"):
-        quick_model(kappa_from_validation=True).fit(x, np.sign(y))
+        model = with_kappa().fit(x, np.sign(y))
+    assert not model.pipeline_.calibrations
 
 
-def test_too_few_rows_for_kappa_are_named_only_if_it_was_asked_for(recwarn: pytest.WarningsRecorder) -> None:
+def test_too_few_rows_for_kappa_are_named() -> None:
     x, y = noise(50)
-    assert not quick_model(num_models=1).fit(x, y).pipeline_.calibrations
-    assert not [warning for warning in recwarn if "kappa" in str(warning.message)]
     with pytest.warns(UserWarning, match="needs 20 held-out rows, there are 8"):
-        quick_model(num_models=1, kappa_from_validation=True).fit(x, y)
+        assert not with_kappa(num_models=1).fit(x, y).pipeline_.calibrations
 
 
 def test_kappa_follows_the_weights_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +163,7 @@ def test_kappa_follows_the_weights_of_the_rows(monkeypatch: pytest.MonkeyPatch) 
         return choose_kappa(samples, target, weights=weights)
 
     monkeypatch.setattr(regressor, "choose_kappa", watched)
-    for options in ({}, {"calibration_fraction": 0.3}):
+    for options in ({"kappa_from_validation": True}, {"calibration_fraction": 0.3}):
         quick_model(**options).fit(x, y, sample_weight=weights)
     given = dict(zip(y, weights / weights.mean(), strict=True))
     assert [len(target) for target, _ in asked] == [100, 30]

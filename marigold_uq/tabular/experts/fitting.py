@@ -25,8 +25,11 @@ Array = NDArray[np.float64]
 _Fold = tuple[NDArray[np.int64], NDArray[np.int64]]
 _TreeOptions = ForestOptions | BoostingOptions
 
-_SMALL_TABLE, _LARGE_TABLE = 2000, 20000
-_SCREENING_FACTOR = 2.0
+_TINY_TABLE, _SMALL_TABLE, _LARGE_TABLE = 600, 2000, 20000
+_BLOCK = 2**14
+_ROWS_OF_TRIAL = 5000
+"""Of a large table, about, that a Gaussian process is tried on."""
+_SCREENING_FACTOR = 1.5
 """On large tables an expert is dropped if its squared error on the first fold exceeds the best one's by this factor."""
 
 
@@ -45,25 +48,27 @@ class ExpertOptions:
 
     @classmethod
     def for_rows(cls, num_rows: int, effort: int, trees_only: bool = False) -> "ExpertOptions":
-        """Small tables get every expert and ten folds; from 2000 rows on poor ones are dropped after one fold.
+        """Small tables get every expert, the smallest ten folds; from 2000 rows on poor ones go after one fold.
 
         `effort` bounds trees, epochs and steps of every expert.
         """
-        small, large = num_rows < _SMALL_TABLE, num_rows >= _LARGE_TABLE
+        tiny, small, large = num_rows < _TINY_TABLE, num_rows < _SMALL_TABLE, num_rows >= _LARGE_TABLE
         trees: dict[str, _TreeOptions] = {"forest": ForestOptions(min(effort, 60 if large else 100))}
         if not large:
-            trees["deep_boosting"] = BoostingOptions(min(effort, 500 if small else 400), 8, 0.5, 0.35, 3)
+            trees["deep_boosting"] = BoostingOptions(min(effort, 250), 8, 0.5, 0.35, 3, learning_rate=0.08)
         if small:
-            trees["shallow_boosting"] = BoostingOptions(min(effort, 500), 4, 0.7, 0.7, 1)
+            number, rate = (250, 0.1) if tiny else (150, 0.15)
+            trees["shallow_boosting"] = BoostingOptions(min(effort, number), 4, 0.7, 0.7, 1, learning_rate=rate)
         batch_size = int(np.clip(2 ** round(math.log2(max(1, num_rows) / 60)), 16, 512))
-        epochs = int(np.clip((3000 if small else 8000) * batch_size / num_rows, 10, 200))
+        steps = 3000 if tiny else 1500 if small else 4000 if large else 6000
+        epochs = int(np.clip(steps * batch_size / num_rows, 10, 200))
         network = OptimizerOptions(batch_size, 3e-3, weight_decay=0.1, cosine=True)
         return cls(
-            num_folds=10 if 200 <= num_rows < _SMALL_TABLE else 5,
+            num_folds=10 if 200 <= num_rows < _TINY_TABLE else 4 if large else 5,
             trees=trees,
             network=network,
             network_epochs=0 if trees_only else min(effort, epochs),
-            process_steps=0 if trees_only else min(effort, 60),
+            process_steps=0 if trees_only else min(effort, 40),
             process_centres=_SMALL_TABLE if small else 1000,
             screening=not small,
         )
@@ -97,8 +102,10 @@ def fit_experts(
         fitting.run()
     combination = _combine(fitting.out_of_fold, targets, weights)
     experts = np.stack([fitting.out_of_fold.get(name, np.zeros_like(targets)) for name in EXPERTS], 1)
-    parts = (experts, fitting.trees_out_of_fold, combination)
-    baseline, extras = describe_experts(*(torch.from_numpy(part) for part in parts))
+    parts = [torch.from_numpy(part).split(_BLOCK) for part in (experts, fitting.trees_out_of_fold)]
+    weight = torch.from_numpy(combination)
+    described = [describe_experts(rows, trees.double(), weight) for rows, trees in zip(*parts, strict=True)]
+    baseline, extras = (torch.cat(part) for part in zip(*described, strict=True))
     scale = extras.std(0, correction=0)
     scale = torch.where(scale > 1e-9, scale, 1.0)
     return FittedExperts(
@@ -138,12 +145,10 @@ class _Fitting:
 
     def run(self) -> None:
         """The first fold of every expert, then the other folds of those that pass the screening."""
-        if self.options.process_steps:
-            self._fit_process()
         first = {name: self._tree_fold(name, self.folds[0]) for name in self.options.trees}
         errors = {name: self._error(_expert_of(name, trees)) for name, trees in first.items()}
-        if self.process is not None:
-            errors["process"] = self._error(self.out_of_fold["process"][self.folds[0][1]])
+        if self.options.process_steps:
+            errors["process"] = self._process_error()
         start = self.folds[:1] if self.options.screening else self.folds
         networks = self._train_networks(start) if self.options.network_epochs else None
         if networks is not None:
@@ -154,6 +159,8 @@ class _Fitting:
                 self._finish_trees(name, trees)
         if networks is not None and errors["networks"] <= limit:
             self._finish_networks(networks)
+        if self.process is None and errors.get("process", math.inf) <= limit:
+            self._fit_process()
 
     def _error(self, prediction: Array) -> float:
         rows = self.folds[0][1]
@@ -217,13 +224,27 @@ class _Fitting:
             predicted[rows] = self._predict_fold(networks, number, rows)
         self.out_of_fold["networks"], self.networks = predicted, networks
 
+    def _process_error(self) -> float:
+        """On the first fold; a large table is not fitted for it, but some of its rows."""
+        train, test = self.folds[0]
+        if len(self.targets) < _LARGE_TABLE:
+            self._fit_process()
+            return self._error(self.out_of_fold["process"][test])
+        trial = self._process_of(train[:: max(1, len(train) // _ROWS_OF_TRIAL)], seed=len(EXPERTS) + 2)
+        rows = torch.from_numpy(self.features[test]).split(_ROWS_OF_TRIAL)
+        predicted = [trial.kernel(part, trial.rows) @ trial.coefficients for part in rows]
+        return self._error(torch.cat(predicted).numpy())
+
     def _fit_process(self) -> None:
-        generator = torch.Generator().manual_seed(member_seed(self.seed, len(EXPERTS) + 1))
-        arrays = [torch.from_numpy(values) for values in (self.features, self.targets, self.weights)]
-        steps, centres = self.options.process_steps, self.options.process_centres
-        self.process = fit_process(*arrays, generator=generator, num_steps=steps, num_centres=centres)
+        self.process = self._process_of(np.arange(len(self.targets)), seed=len(EXPERTS) + 1)
         self.out_of_fold["process"] = self.process.left_out.numpy()
         self.bar.update()
+
+    def _process_of(self, rows: NDArray[np.int64], seed: int) -> FittedProcess:
+        generator = torch.Generator().manual_seed(member_seed(self.seed, seed))
+        arrays = [torch.from_numpy(values[rows]) for values in (self.features, self.targets, self.weights)]
+        steps, centres = self.options.process_steps, self.options.process_centres
+        return fit_process(*arrays, generator=generator, num_steps=steps, num_centres=centres)
 
 
 def _expert_of(name: str, trees: Array) -> Array:

@@ -10,6 +10,10 @@ JITTER = 1e-6
 """Least variance of the noise, in units of the standardised target: keeps the Cholesky factor real."""
 
 
+_BLOCK = 2**12
+"""Rows at once."""
+
+
 @dataclass(frozen=True)
 class Kernel:
     """amplitude * Matern-5/2 of distances in units of one length per feature + linear * <a, b> + constant."""
@@ -62,28 +66,43 @@ def fit_process(
     generator: torch.Generator,
     num_steps: int,
     num_centres: int = 2000,
-    num_rows: int = 500,
+    num_rows: int = 300,
 ) -> FittedProcess:
     """Hyper-parameters by the marginal likelihood of at most `num_rows` rows, then the posterior mean for all rows.
 
     It is exact for tables of at most `num_centres` rows; larger ones keep so many rows as centres of the kernel (the
-    subset of regressors), and all rows are fitted. rows (n, F) and targets (n, C) are standardised, in float64; a
-    row's noise variance is divided by its weight.
+    subset of regressors), and all rows are fitted, in blocks: nothing is held for all pairs of rows and centres. rows
+    (n, F) and targets (n, C) are standardised, in float64; a row's noise variance is divided by its weight.
     """
     order = torch.randperm(len(rows), generator=generator)
     chosen = order[:num_rows]
     kernel, log_noise = _maximise_likelihood(rows[chosen], targets[chosen], weights[chosen], num_steps)
     centres = rows[order[:num_centres]]
     factor = _cholesky(kernel(centres, centres))  # L L^T
-    basis = torch.linalg.solve_triangular(factor, kernel(centres, rows), upper=False).T  # Phi, (n, m)
-    weighted = basis * weights.unsqueeze(1)
-    noise = (log_noise.exp() + JITTER) * torch.eye(len(centres), dtype=rows.dtype)
-    normal = _cholesky(weighted.T @ basis + noise)
-    solution = torch.cholesky_solve(weighted.T @ targets, normal)  # ridge regression on Phi
-    leverage = weights * torch.linalg.solve_triangular(normal, basis.T, upper=False).square().sum(0)
-    left_out = targets - (targets - basis @ solution) / (1 - leverage).clamp(min=JITTER).unsqueeze(1)
+    blocks = torch.arange(len(rows)).split(_BLOCK)
+
+    def basis(block: Tensor) -> Tensor:
+        """Phi, (rows of the block, m)."""
+        return torch.linalg.solve_triangular(factor, kernel(centres, rows[block]), upper=False).T
+
+    squares = (log_noise.exp() + JITTER) * torch.eye(len(centres), dtype=rows.dtype)
+    products = rows.new_zeros(len(centres), targets.shape[1])
+    for block in blocks:
+        part = basis(block)
+        weighted = part * weights[block].unsqueeze(1)
+        squares += weighted.T @ part
+        products += weighted.T @ targets[block]
+    normal = _cholesky(squares)
+    solution = torch.cholesky_solve(products, normal)  # ridge regression on Phi
+    left_out = [_left_out(basis(block), normal, solution, targets[block], weights[block]) for block in blocks]
     coefficients = torch.linalg.solve_triangular(factor.T, solution, upper=True)
-    return FittedProcess(kernel, centres, coefficients, left_out)
+    return FittedProcess(kernel, centres, coefficients, torch.cat(left_out))
+
+
+def _left_out(basis: Tensor, normal: Tensor, solution: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    """Predictions of rows by a fit without them, from their leverage, (R, C)."""
+    leverage = weights * torch.linalg.solve_triangular(normal, basis.T, upper=False).square().sum(0)
+    return targets - (targets - basis @ solution) / (1 - leverage).clamp(min=JITTER).unsqueeze(1)
 
 
 def _cholesky(matrix: Tensor) -> Tensor:

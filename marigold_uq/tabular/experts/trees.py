@@ -15,6 +15,8 @@ Array = NDArray[np.float64]
 
 _ROWS_PER_LEAF = 50_000
 """Each so many rows of a table make the leaves of a forest one row larger: it grows no larger than about 1 GB."""
+_ROWS_PER_TREE = 200_000
+"""Of larger tables each tree sees so many rows, drawn with replacement."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,8 @@ class ForestOptions:
     def fit(self, features: Array, target: Array, weights: Array, seed: int) -> TreeNodes:
         """The prediction is the mean of the trees."""
         leaf = 1 + len(target) // _ROWS_PER_LEAF
-        model = ExtraTreesRegressor(self.num_trees, min_samples_leaf=leaf, random_state=seed)
+        share = {"bootstrap": True, "max_samples": _ROWS_PER_TREE} if len(target) > _ROWS_PER_TREE else {}
+        model = ExtraTreesRegressor(self.num_trees, min_samples_leaf=leaf, random_state=seed, **share)
         model.fit(features, target, sample_weight=weights)
         return TreeNodes.of(model.estimators_)
 
