@@ -110,7 +110,7 @@ def test_dates_with_a_time_have_hours_and_zones_are_utc() -> None:
     new = train.assign(d=train["d"].dt.tz_convert("Asia/Tokyo"))
     found = encode(train, new)
     assert found["d: hour"] == [6, 0, 18.5]
-    assert found["d: days since 2024-01-01"] == [0.25, 1, 1 + 18.5 / 24]
+    assert found["d: days since 2024-01-01"] == pytest.approx([0.25, 1, 1 + 18.5 / 24])
     assert found["d is missing"] == [0, 1, 0]
 
 

@@ -183,26 +183,33 @@ def _score(output: Path, split: UCISplit, seed: int) -> SplitScores:
 
 
 def make_cell(study: PeerStudy, peer: str, name: str) -> Cell:
-    """The cell of a peer and a set; one that is there already is read, and finished splits are kept."""
-    dataset, store = UCIDataset.load(study.data, name), CellStore(study.output)
+    """The cell of a peer and a set; one that is there already is read."""
+    dataset = UCIDataset.load(study.data, name)
     count = min(study.splits or dataset.num_splits, dataset.num_splits)
     key = CellKey("peer", peer, name, 0 if count == dataset.num_splits else count)
     identity = {"data": dataset_digest(dataset), "seed": study.seed, "ensemble_size": study.ensemble_size}
+    splits = [dataset.split(number) for number in range(count)]
+    return peer_cell(CellStore(study.output), study.environments, key, splits, identity)
+
+
+def peer_cell(
+    store: CellStore, environments: Path, key: CellKey, splits: Sequence[UCISplit], identity: Mapping[str, Any]
+) -> Cell:
+    """A cell of the peer `key.family`, read if it is there; finished splits are kept. `identity` has its settings."""
     cell = store.load(key, identity)
     if cell is not None:
         return cell
     done = store.load_splits(key, identity)
-    python = make_environment(study.environments, environment_of(peer))
-    with tqdm(total=count, initial=len(done), desc=key.name, unit="split") as bar:
+    python = make_environment(environments, environment_of(key.family))
+    with tqdm(total=len(splits), initial=len(done), desc=key.name, unit="split") as bar:
 
         def keep(scores: list[SplitScores]) -> None:
             store.save_splits(key, identity, scores)
             bar.update()
 
-        settings = {"ensemble_size": study.ensemble_size, "seed": study.seed}
-        splits = [dataset.split(number) for number in range(count)]
-        scores = score_peer(python, peer, splits, done=done, keep=keep, **settings)
-    cell = Cell(key, None, scores, _facts(peer, python, identity))
+        settings = {"ensemble_size": identity["ensemble_size"], "seed": identity["seed"]}
+        scores = score_peer(python, key.family, splits, done=done, keep=keep, **settings)
+    cell = Cell(key, None, scores, _facts(key.family, python, identity))
     store.save(cell)
     return cell
 
