@@ -66,16 +66,29 @@ class TabularEncoder:
         return [name for column in self.columns for name in column.feature_names]
 
     def transform(self, table: Any) -> NDArray[np.float64]:
-        """(rows, features), finite. A DataFrame must have training's columns, in that order."""
+        """(rows, features), finite. A DataFrame must have training's columns, in that order.
+
+        An array may stand for a DataFrame of numbers, and the other way round.
+        """
         parts = _columns_of(table)
-        names, expected = [name for name, _ in parts], [column.name for column in self.columns]
-        if names != expected:
-            raise ValueError(f"the columns are {names}; the model was fitted on {expected}, in this order")
+        self._check_columns([name for name, _ in parts], is_frame(table))
         ends = np.cumsum([0, *(column.width for column in self.columns)])
         matrix = np.empty((len(table), ends[-1]))
         for column, (_, values), start, end in zip(self.columns, parts, ends, ends[1:], strict=False):
             column.encode(values, matrix[:, start:end])
         return matrix
+
+    def _check_columns(self, names: Sequence[str], are_names: bool) -> None:
+        """The columns of training; only their number where either had no names."""
+        expected = [column.name for column in self.columns]
+        if not are_names and self.has_categories:
+            raise ValueError(
+                "the model was fitted on a DataFrame with categories or dates; got an array. Pass a DataFrame with "
+                f"the columns {expected}"
+            )
+        had_names = expected != [str(number) for number in range(len(expected))]
+        if len(names) != len(expected) or (are_names and had_names and names != expected):
+            raise ValueError(f"the columns are {names}; the model was fitted on {expected}, in this order")
 
     def to_config(self) -> list[dict[str, Any]]:
         """JSON-ready description."""

@@ -16,19 +16,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
-from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
 from marigold_uq.commands.runner import Invocation, run_command
 from marigold_uq.files import make_folder
 from marigold_uq.plotting import COLORS, save_figure
 from marigold_uq.tabular import DiffusionRegressor
-from marigold_uq.tabular.figures import calibration_figure
+from marigold_uq.tabular.figures import calibration_figure, interval_figure
 from marigold_uq.tabular.run import ModelOptions
 from marigold_uq.tabular.scores import pooled_curves, score_rows
 from marigold_uq.tabular.uci import UCIDataset, UCISplit
@@ -121,29 +119,6 @@ def _draw_set(axes: Axes, dataset: str, ours: Sequence[Cell | None], references:
     axes.set_axisbelow(True)
     axes.tick_params(axis="x", labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def interval_figure(
-    targets: NDArray[np.float64], mean: NDArray[np.float64], interval: NDArray[np.float64], *, title: str, unit: str
-) -> Figure:
-    """Every test row from the lowest to the highest prediction: its 95 % interval as a bar, the truth as a dot."""
-    order = np.argsort(mean)
-    lower, upper = interval[order].T
-    truth, place = targets[order], np.arange(len(order))
-    inside = (lower <= truth) & (truth <= upper)
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    axes = figure.subplots()
-    axes.vlines(place, lower, upper, color=COLORS[0], alpha=0.35, linewidth=4, label="predicted 95 % interval")
-    axes.plot(place, mean[order], color=COLORS[0], linewidth=1, label="predicted mean")
-    count = f"{inside.sum()} of {len(inside)}"
-    axes.plot(place[inside], truth[inside], "o", color="#333333", markersize=3.5, label=f"truth, inside ({count})")
-    missed = f"truth, outside ({(~inside).sum()})"
-    axes.plot(place[~inside], truth[~inside], "X", color="#c0261c", markersize=8, label=missed)
-    axes.set_title(title, fontsize=11)
-    axes.set(xlabel="test rows, from the lowest to the highest prediction", ylabel=unit, xlim=(-1, len(order)))
-    axes.legend(frameon=False, fontsize=9, loc="upper left")
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure
 
 
 def _score_both(model: DiffusionRegressor, split: UCISplit) -> dict[str, dict[str, Any]]:

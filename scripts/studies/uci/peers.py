@@ -108,11 +108,11 @@ def make_environment(folder: Path, name: str) -> Path:
 
 
 def peer_versions(python: Path) -> dict[str, str]:
-    """Name -> version of what is installed in the environment of a python."""
-    command = [str(python), "-m", "pip", "list", "--format", "json", "--disable-pip-version-check"]
-    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    names = {"numpy", "scikit-learn", "catboost", "ngboost", "lightgbm", "quantile-forest", "treeffuser", "diffgbm"}
-    return {one["name"]: one["version"] for one in found if one["name"] in names}
+    """Name -> version of the packages of `ENVIRONMENTS` that a python has."""
+    program = "import json, importlib.metadata as m; print(json.dumps({d.name: d.version for d in m.distributions()}))"
+    found = json.loads(subprocess.run([str(python), "-c", program], check=True, capture_output=True, text=True).stdout)
+    names = {line.partition("==")[0] for lines in ENVIRONMENTS.values() for line in lines}
+    return {name: version for name, version in sorted(found.items()) if name in names}
 
 
 def score_peer(
