@@ -80,7 +80,7 @@ def test_a_row_number_is_kept_with_a_warning() -> None:
 
 def test_sentences_are_refused_by_name() -> None:
     reviews = [f"it took {n} days until the parcel came and then it was broken" for n in range(50)]
-    with pytest.raises(ValueError, match="'review' holds free text .*embeddings or counts of words, or drop"):
+    with pytest.raises(ValueError, match=r"'review' holds free text .*embeddings or counts of words, or drop"):
         TabularEncoder.fit(pandas.DataFrame({"review": reviews}))
 
 
@@ -161,7 +161,9 @@ def test_other_columns_are_refused() -> None:
 
 
 def test_kinds_are_chosen_by_the_number_of_labels() -> None:
-    frame = pandas.DataFrame({"x": np.arange(300) / 7, "few": ["a", "b", "c"] * 100, "many": [*map(str, range(100))] * 3})
+    frame = pandas.DataFrame(
+        {"x": np.arange(300) / 7, "few": ["a", "b", "c"] * 100, "many": [*map(str, range(100))] * 3}
+    )
     kinds = [type(column) for column in TabularEncoder.fit(frame).columns]
     assert kinds == [NumberColumn, IndicatorColumn, CodeColumn]
 

@@ -68,7 +68,7 @@ def test_a_page_holds_every_figure(report: TableReport, tmp_path: Path) -> None:
     assert "coverage of the 95 % interval</td><td>0.9" in text
     with pytest.raises(FileExistsError):
         report.save(path)
-    with pytest.raises(ValueError, match="must end in .html"):
+    with pytest.raises(ValueError, match=r"must end in .html"):
         report.save(tmp_path / "report.png")
 
 

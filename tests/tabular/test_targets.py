@@ -122,7 +122,7 @@ def test_the_logarithm_is_chosen_for_positive_heavy_tails_alone() -> None:
 def test_a_target_outside_its_domain_is_refused() -> None:
     with pytest.raises(ValueError, match="must be above 0; got -1"):
         Positive().forward([1.0, -1.0])
-    with pytest.raises(ValueError, match="strictly between 0 and 1; it reaches from 0 to 0.5. Widen the bounds"):
+    with pytest.raises(ValueError, match=r"strictly between 0 and 1; it reaches from 0 to 0.5. Widen the bounds"):
         Bounded().forward([0.0, 0.5])
     with pytest.raises(ValueError, match="low must be below high; got 1 and 1"):
         Bounded(1, 1)

@@ -24,7 +24,7 @@ from marigold_uq.commands.runner import Invocation, run_command
 from marigold_uq.files import atomic_path, make_folder
 from marigold_uq.results import versions
 from marigold_uq.tabular.duplicates import score_apart
-from marigold_uq.tabular.public_tables import PUBLIC_TABLES, PublicTable
+from marigold_uq.tabular.public_tables import NUM_SPLITS, PUBLIC_TABLES, PublicTable
 from marigold_uq.tabular.run import ModelOptions
 from marigold_uq.tabular.scores import SplitScores, score_estimator
 from marigold_uq.tabular.uci import UCISplit
@@ -74,7 +74,7 @@ class TableStudy:
 
 def make_cell(study: TableStudy, model: str, name: str) -> Cell:
     """The cell of a model and a table; one that is there already is read."""
-    key = CellKey(OURS if model == OURS else "peer", "own" if model == OURS else model, name, 0)
+    key = CellKey(OURS, "own", name, 0) if model == OURS else CellKey("peer", model, name, NUM_SPLITS)
     identity = {"data": PUBLIC_TABLES[name].digest, "seed": study.seed, "ensemble_size": study.ensemble_size}
     store = CellStore(study.output)
     cell = store.load(key, identity)

@@ -33,9 +33,9 @@ def render(store: CellStore) -> str:
 
 
 def crps_table(cells: _Cells, tables: Sequence[str], models: Sequence[str]) -> str:
-    """Mean over splits, the best peer in bold; `default` has its ratio to the best peer, and below their geometric mean.
+    """Mean over splits, the best peer in bold; ratios of `default` to it, and below their geometric mean.
 
-    A table that a peer of the column has not run is left empty.
+    What was not run is left empty.
     """
     rows, ratios = [], []
     for table in tables:

@@ -31,7 +31,7 @@ from marigold_uq.tabular.run import ModelOptions
 from marigold_uq.tabular.scores import pooled_curves, score_rows
 from marigold_uq.tabular.uci import UCIDataset, UCISplit
 from scripts.studies.uci.cells import Cell, CellStore
-from scripts.studies.uci.tables import UNITS, Place, Reference, Unit, column_title, epochs_text, ordered_columns
+from scripts.studies.uci.tables import PEER, UNITS, Place, Reference, Unit, column_title, epochs_text, ordered_columns
 
 _TARGETS = {
     "concrete": "compressive strength (MPa)",
@@ -98,10 +98,12 @@ def _draw_set(axes: Axes, dataset: str, ours: Sequence[Cell | None], references:
         if cell is None:
             continue
         score = cell.summary["crps"]
-        color = COLORS[0] if cell.key.preset == "paper" else COLORS[1]
+        color = {"paper": COLORS[0], PEER: COLORS[5]}.get(cell.key.preset, COLORS[1])
+        face = "none" if cell.key.preset == PEER else color
         error = (score.standard_error or 0.0) * unit.factor
         alpha = 0.4 if cell.is_partial else 1.0
-        axes.errorbar(score.mean * unit.factor, position, xerr=error, fmt="o", color=color, alpha=alpha, markersize=5)
+        style = {"fmt": "o", "color": color, "markerfacecolor": face, "alpha": alpha, "markersize": 5}
+        axes.errorbar(score.mean * unit.factor, position, xerr=error, **style)
     for position, one in enumerate(references, start=len(ours)):
         if dataset in one.values:
             axes.plot(one.values[dataset][0], position, "o", color=COLORS[5], markerfacecolor="none", markersize=5)

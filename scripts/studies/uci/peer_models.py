@@ -1,10 +1,10 @@
 """Other people's probabilistic regressors behind one interface, at their defaults, each on one thread.
 
-    python scripts/studies/uci/peer_models.py forest_leaf5 --ensemble_size 100 --seed 0 IN.npz OUT.npz [IN.npz OUT.npz ...]
+    python scripts/studies/uci/peer_models.py forest_leaf5 --ensemble_size 100 IN.npz OUT.npz --seed 0
 
 It runs in the environment of a peer, so it imports numpy and the peer's own package only: neither this project nor
 torch. IN holds `train_features`, `train_targets` and `test_features`; OUT gets `samples` (M, rows), `interval`
-(rows, 2) and the seconds. The path of each finished OUT is printed. `scripts.studies.uci.peers` starts it.
+(rows, 2) and the seconds. There may be several pairs, with a seed each; the path of each finished OUT is printed. `scripts.studies.uci.peers` starts it.
 """
 
 import argparse

@@ -6,7 +6,7 @@
 
 The environments are made with venv and pip as they are needed; their versions are pinned below. All models are at
 their defaults, on one thread (`peer_models.py`). The cells lie beside those of `reproduce`, which shows them:
-`peer-NAME-SET-0.json`, and `peer-NAME-SET-N.json` with the first N splits only. Run the same command again to resume.
+`peer-NAME-SET-N.json` has the first N splits. Run the same command again to resume.
 """
 
 import json
@@ -102,7 +102,7 @@ def make_environment(folder: Path, name: str) -> Path:
         tqdm.write(f"making the environment {place}")
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(place)], check=True)
         subprocess.run([str(python), "-m", "pip", "install", "--quiet", *ENVIRONMENTS[name]], check=True)
-        with atomic_path(record) as temporary:
+        with atomic_path(record, overwrite=True) as temporary:
             temporary.write_text(wanted, encoding="utf-8")
     return python
 
@@ -147,9 +147,7 @@ def _write_split(folder: Path, number: int, split: UCISplit) -> Path:
     return path
 
 
-def _finished(
-    python: Path, peer: str, jobs: Sequence[tuple[Path, Path, int]], ensemble_size: int
-) -> Iterator[Path]:
+def _finished(python: Path, peer: str, jobs: Sequence[tuple[Path, Path, int]], ensemble_size: int) -> Iterator[Path]:
     """The outputs of one process as they come."""
     if not jobs:
         return
@@ -186,7 +184,7 @@ def make_cell(study: PeerStudy, peer: str, name: str) -> Cell:
     """The cell of a peer and a set; one that is there already is read."""
     dataset = UCIDataset.load(study.data, name)
     count = min(study.splits or dataset.num_splits, dataset.num_splits)
-    key = CellKey("peer", peer, name, 0 if count == dataset.num_splits else count)
+    key = CellKey("peer", peer, name, count)
     identity = {"data": dataset_digest(dataset), "seed": study.seed, "ensemble_size": study.ensemble_size}
     splits = [dataset.split(number) for number in range(count)]
     return peer_cell(CellStore(study.output), study.environments, key, splits, identity)
