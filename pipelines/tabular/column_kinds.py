@@ -260,20 +260,25 @@ def column_from_config(config: dict[str, Any]) -> Column:
 
 def category_codes(series: Any, categories: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Place of each value among `categories`, -1 for others; and which are missing."""
-    codes, labels = factorised(series)
+    codes, values = factorised(series)
     places = {category: place for place, category in enumerate(categories)}
-    found = np.array([*(places.get(label, -1) for label in labels), -1], dtype=np.int64)  # the last is for missing
-    return found[codes], codes < 0
+    found = [places.get(label_of(value), places.get(str(value), -1)) for value in values]  # older ones have "1.0"
+    return np.array([*found, -1], dtype=np.int64)[codes], codes < 0  # the last is for missing
 
 
-def factorised(series: Any) -> tuple[NDArray[np.int64], list[str]]:
-    """A number per row, -1 where it is missing, and the text that each number stands for."""
+def factorised(series: Any) -> tuple[NDArray[np.int64], list[Any]]:
+    """A number per row, -1 where it is missing, and the value that each number stands for."""
     import pandas
 
     if type(series.dtype).__name__ == "CategoricalDtype":
-        return np.asarray(series.cat.codes, dtype=np.int64), [str(value) for value in series.cat.categories]
+        return np.asarray(series.cat.codes, dtype=np.int64), list(series.cat.categories)
     codes, values = pandas.factorize(series, use_na_sentinel=True)
-    return np.asarray(codes, dtype=np.int64), [str(value) for value in values]
+    return np.asarray(codes, dtype=np.int64), list(values)
+
+
+def label_of(value: Any) -> str:
+    """A category as text; 1.0 is 1, since a column of whole numbers becomes one of floats where one is missing."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _numbers(name: str, series: Any) -> Block:
@@ -293,7 +298,10 @@ def _numbers(name: str, series: Any) -> Block:
 
 def _dates(series: Any) -> NDArray[np.datetime64]:
     """(rows,) in microseconds, UTC where there is a zone."""
-    if getattr(series.dtype, "kind", None) != "M":
+    kind = getattr(series.dtype, "kind", None)
+    if kind in tuple("iufbc"):
+        raise ValueError(f"column {series.name!r} held dates in training; got {series.dtype}")
+    if kind != "M":
         import pandas
 
         series = pandas.to_datetime(series)

@@ -3,6 +3,7 @@
 Errors and warnings name the column.
 """
 
+import re
 import warnings
 from collections.abc import Sequence
 from numbers import Number
@@ -20,12 +21,14 @@ from marigold_uq.pipelines.tabular.column_kinds import (
     NumberColumn,
     column_from_config,
     factorised,
+    label_of,
 )
 
 __all__ = ["TabularEncoder", "is_frame"]
 
 _WORDS_OF_TEXT = 6
 """Values of more words on average are sentences, not names."""
+_ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _ROWS_TO_TELL_IDS = 100
 """With fewer rows a column of counts may look like row numbers by chance."""
 _PLAIN_OBJECTS = {"floating": False, "integer": False, "mixed-integer-float": False, "boolean": False, "string": True}
@@ -122,7 +125,8 @@ def _learn(name: str, series: Any) -> Column:
 
 def _learn_categories(name: str, series: Any) -> Column:
     """Indicators of few categories, codes of many; one that is nearly always another is no category."""
-    codes, labels = factorised(series)
+    codes, values = factorised(series)
+    labels = [label_of(value) for value in values]
     counts = np.bincount(codes[codes >= 0], minlength=len(labels))
     merged: dict[str, int] = {}
     for label, count in zip(labels, counts.tolist(), strict=True):
@@ -138,7 +142,12 @@ def _learn_categories(name: str, series: Any) -> Column:
 
 
 def _refuse_text(name: str, categories: Sequence[str]) -> None:
-    """Sentences need a model that reads."""
+    """Dates as text say nothing as labels, and sentences need a model that reads."""
+    if all(_ISO_DATE.match(category) for category in categories):
+        raise ValueError(
+            f"column {name!r} holds dates as text ({categories[0]!r}): turn them into dates with pandas.to_datetime, "
+            "or name the column in `dates` where a CSV is read"
+        )
     words = sum(category.count(" ") + 1 for category in categories) / len(categories)
     if words > _WORDS_OF_TEXT:
         raise ValueError(
@@ -171,7 +180,8 @@ def _warn_of_ids(parts: Sequence[tuple[str, Any]], columns: Sequence[Column]) ->
 
 def _counts_rows(series: Any) -> bool:
     """Whether whole numbers without gap or repetition."""
-    if getattr(series.dtype, "kind", None) not in ("i", "u") or len(series) < _ROWS_TO_TELL_IDS:
+    is_whole = getattr(series.dtype, "kind", None) in ("i", "u") and not getattr(series, "hasnans", False)
+    if not is_whole or len(series) < _ROWS_TO_TELL_IDS:
         return False
     if int(series.max()) - int(series.min()) != len(series) - 1:
         return False

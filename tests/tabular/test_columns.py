@@ -43,6 +43,14 @@ def test_an_unseen_category_has_a_code_of_its_own() -> None:
     assert found == {"c=blue": [1, 0, 0, 0], "c=red": [0, 0, 0, 1]}
 
 
+def test_codes_that_are_numbers_keep_their_labels_where_some_are_missing() -> None:
+    """pandas turns whole numbers into floats where one is missing: 1 and 1.0 are one category."""
+    train = {"c": pandas.Categorical([1, 2, 1])}
+    assert encode(train, {"c": [1.0, np.nan, 2.0]}) == {"c=1": [1, 0, 0], "c=2": [0, 0, 1]}
+    old = TabularEncoder.from_config([{"name": "c", "categories": ["1.0", "2.0"]}])
+    np.testing.assert_array_equal(old.transform(pandas.DataFrame({"c": [2.0, 1.0]})), [[0, 1], [1, 0]])
+
+
 def test_missing_is_a_category_where_training_rows_are_missing() -> None:
     found = encode({"c": ["red", None, "blue"]}, {"c": [None, "green", "red"]})
     assert found == {"c=blue": [0, 0, 0], "c=red": [0, 0, 1], "c is missing": [1, 0, 0]}
@@ -82,6 +90,12 @@ def test_sentences_are_refused_by_name() -> None:
     reviews = [f"it took {n} days until the parcel came and then it was broken" for n in range(50)]
     with pytest.raises(ValueError, match=r"'review' holds free text .*embeddings or counts of words, or drop"):
         TabularEncoder.fit(pandas.DataFrame({"review": reviews}))
+
+
+def test_dates_as_text_are_refused_by_name() -> None:
+    days = pandas.Series(pandas.date_range("2024-01-01", periods=50)).astype(str)
+    with pytest.raises(ValueError, match=r"'day' holds dates as text \('2024-01-01'\): .* pandas.to_datetime"):
+        TabularEncoder.fit(pandas.DataFrame({"day": days}))
 
 
 def test_dates_become_parts() -> None:
@@ -152,6 +166,12 @@ def test_descriptions_of_older_pipelines_still_encode_as_they_did() -> None:
         encoder.transform(rows.assign(a=np.nan))
     with pytest.raises(ValueError, match="of kind 'picture', which this version does not know"):
         TabularEncoder.from_config([{"name": "p", "kind": "picture"}])
+
+
+def test_numbers_where_training_had_dates_are_refused() -> None:
+    encoder = TabularEncoder.fit(pandas.DataFrame({"d": pandas.to_datetime(["2024-01-01", "2024-01-02"])}))
+    with pytest.raises(ValueError, match="'d' held dates in training; got int64"):
+        encoder.transform(pandas.DataFrame({"d": [1, 2]}))
 
 
 def test_other_columns_are_refused() -> None:

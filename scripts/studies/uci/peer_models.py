@@ -4,7 +4,8 @@
 
 It runs in the environment of a peer, so it imports numpy and the peer's own package only: neither this project nor
 torch. IN holds `train_features`, `train_targets` and `test_features`; OUT gets `samples` (M, rows), `interval`
-(rows, 2) and the seconds. There may be several pairs, with a seed each; the path of each finished OUT is printed. `scripts.studies.uci.peers` starts it.
+(rows, 2) and the seconds. There may be several pairs, with a seed each; the path of each finished OUT is printed.
+`scripts.studies.uci.peers` starts it.
 """
 
 import argparse
