@@ -52,7 +52,8 @@ class Column:
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
         """Rebuild from `to_config`."""
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in config.items()})
+        options: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in config.items()}
+        return cls(**options)
 
 
 @dataclass(frozen=True)
