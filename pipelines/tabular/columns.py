@@ -64,6 +64,11 @@ class TabularEncoder:
         return any(not isinstance(column, NumberColumn) for column in self.columns)
 
     @property
+    def has_names(self) -> bool:
+        """Whether columns have names; those of an array are called by their number."""
+        return [column.name for column in self.columns] != [str(number) for number in range(len(self.columns))]
+
+    @property
     def feature_names(self) -> list[str]:
         """Names of the numbers that `transform` returns."""
         return [name for column in self.columns for name in column.feature_names]
@@ -89,8 +94,7 @@ class TabularEncoder:
                 "the model was fitted on a DataFrame with categories or dates; got an array. Pass a DataFrame with "
                 f"the columns {expected}"
             )
-        had_names = expected != [str(number) for number in range(len(expected))]
-        if len(names) != len(expected) or (are_names and had_names and names != expected):
+        if len(names) != len(expected) or (are_names and self.has_names and names != expected):
             raise ValueError(f"the columns are {names}; the model was fitted on {expected}, in this order")
 
     def to_config(self) -> list[dict[str, Any]]:
@@ -101,6 +105,13 @@ class TabularEncoder:
     def from_config(cls, config: Sequence[dict[str, Any]]) -> "TabularEncoder":
         """Rebuild from `to_config`, also of versions that only knew numbers and indicators."""
         return cls([column_from_config(entry) for entry in config])
+
+    @classmethod
+    def restore(cls, config: Sequence[dict[str, Any]] | None, num_features: int) -> "TabularEncoder":
+        """Rebuild what a saved pipeline has; those of older versions have nothing for arrays, and refuse gaps."""
+        if config is None:
+            return cls([NumberColumn(str(number)) for number in range(num_features)])
+        return cls.from_config(config)
 
 
 def _columns_of(table: Any) -> list[tuple[str, Any]]:

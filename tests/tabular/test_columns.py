@@ -168,6 +168,16 @@ def test_descriptions_of_older_pipelines_still_encode_as_they_did() -> None:
         TabularEncoder.from_config([{"name": "p", "kind": "picture"}])
 
 
+def test_an_older_pipeline_of_an_array_takes_numbers_and_refuses_gaps() -> None:
+    encoder = TabularEncoder.restore(None, 2)
+    rows = np.array([[1.0, 2.0], [3.0, 4.0]])
+    np.testing.assert_array_equal(encoder.transform(rows), rows)
+    assert not encoder.has_names
+    with pytest.raises(ValueError, match="column '1' contains NaN, which this model was not fitted for"):
+        encoder.transform(np.array([[1.0, np.nan]]))
+    assert TabularEncoder.restore([{"name": "a", "categories": None}], 1).has_names
+
+
 def test_numbers_where_training_had_dates_are_refused() -> None:
     encoder = TabularEncoder.fit(pandas.DataFrame({"d": pandas.to_datetime(["2024-01-01", "2024-01-02"])}))
     with pytest.raises(ValueError, match="'d' held dates in training; got int64"):
