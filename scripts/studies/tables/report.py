@@ -24,6 +24,7 @@ def render(store: CellStore) -> str:
     models = [name for name in (*MODELS, "default") if any(model == name for _, model in cells)]
     parts = {
         "CRPS": crps_table(cells, tables, models),
+        "CRPS of test rows unlike all training rows": _new_rows_table(cells, tables, models),
         "RMSE": _metric_table(cells, tables, models, lambda cell: f"{cell.summary['rmse'].mean:.4g}"),
         "Coverage of the 95 % interval (width)": _metric_table(cells, tables, models, _coverage),
         "Coverage of the 50 / 90 % intervals": _metric_table(cells, tables, models, _inner_coverage),
@@ -59,6 +60,17 @@ def _bold(score: float, best: float) -> str:
 def _metric_table(cells: _Cells, tables: Sequence[str], models: Sequence[str], entry: Callable[[Cell], str]) -> str:
     rows = [[table, *(entry(cells[table, m]) if (table, m) in cells else "" for m in models)] for table in tables]
     return markdown_table(["table", *models], rows)
+
+
+def _new_rows_table(cells: _Cells, tables: Sequence[str], models: Sequence[str]) -> str:
+    """The share of test rows with the features of a training row, and the CRPS on the others."""
+    rows = []
+    for table in tables:
+        found = {model: cells[table, model].summary for model in models if (table, model) in cells}
+        share = next(iter(found.values()))["duplicates"].mean
+        scores = [f"{found[m]['crps_new'].mean:.4g}" if m in found and "crps_new" in found[m] else "" for m in models]
+        rows.append([table, f"{share:.1%}", *scores])
+    return markdown_table(["table", "duplicates", *models], rows)
 
 
 def _coverage(cell: Cell) -> str:

@@ -82,8 +82,14 @@ def test_peers_run_on_the_same_splits_and_failures_are_named(
 
 
 def scores(crps: float) -> dict[str, Any]:
-    names = ("rmse", "coverage_50", "coverage_90", "interval_coverage_95", "interval_width_95")
-    return {"crps": crps, **dict.fromkeys(names, 0.5), "fit_cpu_seconds": 1.0, "sample_cpu_seconds": 2.0}
+    names = ("rmse", "coverage_50", "coverage_90", "interval_coverage_95", "interval_width_95", "duplicates")
+    return {
+        "crps": crps,
+        "crps_new": 2 * crps,
+        **dict.fromkeys(names, 0.5),
+        "fit_cpu_seconds": 1.0,
+        "sample_cpu_seconds": 2.0,
+    }
 
 
 def test_the_ratio_is_that_to_the_best_peer(tmp_path: Path) -> None:
@@ -100,6 +106,7 @@ def test_the_ratio_is_that_to_the_best_peer(tmp_path: Path) -> None:
     assert "| fair |  | **4** | 8 | 2.000 |" in text
     assert "| geometric mean |  |  |  | 1.000 |" in text
     assert "| fair |  | 1 / 2 | 1 / 2 |" in text
+    assert "| wage | 50.0% | 4 | 6 | 2 |" in text
 
 
 def test_wrong_plans_are_explained(tmp_path: Path) -> None:
