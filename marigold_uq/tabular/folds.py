@@ -45,7 +45,7 @@ def inner_folds(
         return list(splitter.split(np.empty((num_rows, 0))))
     labels = _per_row(groups, num_rows, "groups", np.arange(num_rows))
     group = np.unique(labels, return_inverse=True)[1].reshape(-1)
-    weight = np.bincount(group, weights=weights)
+    weight = np.bincount(group, weights=weights).astype(np.float64)
     fold = _balanced(weight, num_folds, np.random.default_rng(seed))[group]
     return [(np.flatnonzero(fold != number), np.flatnonzero(fold == number)) for number in range(fold.max() + 1)]
 

@@ -252,7 +252,7 @@ def gaussian_process(seed: int) -> PeerModel:
 
 def treeffuser(seed: int) -> PeerModel:
     """TreeFFuser."""
-    return SamplingPeer(_package("treeffuser").Treeffuser(seed=seed, extra_lightgbm_params={"n_jobs": 1}), _draws, seed)
+    return SamplingPeer(_package("treeffuser").Treeffuser(seed=seed, n_jobs=1), _draws, seed)
 
 
 def diffgbm(seed: int) -> PeerModel:
