@@ -26,6 +26,8 @@ class TableSource:
             (rows, outputs), or the folder of a UCI set.
         target: Target columns of a CSV, at least one.
         features: Feature columns of a CSV; all others by default.
+        dates: Feature columns of a CSV that hold dates; their parts become features.
+        categories: Feature columns of a CSV that hold numbers which are names, such as codes.
         weight: Column of a CSV (array of an npz) with the weights of the rows.
         split: Of a UCI set.
         part: Which rows of that split.
@@ -35,6 +37,8 @@ class TableSource:
     path: Path
     target: list[str] | None = None
     features: list[str] | None = None
+    dates: list[str] | None = None
+    categories: list[str] | None = None
     weight: str | None = None
     split: int = 0
     part: Literal["train", "test"] = "train"
@@ -107,7 +111,24 @@ def _read_csv(path: Path, source: TableSource) -> LoadedTable:
     targets = _column_numbers(frame, source.target, path)
     weights = _column_numbers(frame, [source.weight], path)[:, 0] if source.weight else None
     flat = targets[:, 0] if len(source.target) == 1 else targets
-    return LoadedTable(frame[features], flat, weights, list(features), list(source.target))
+    return LoadedTable(_typed(frame[features], source, path), flat, weights, list(features), list(source.target))
+
+
+def _typed(features: Any, source: TableSource, path: Path) -> Any:
+    """Feature columns with dates and categories as what they are."""
+    import pandas
+
+    named = [*(source.dates or []), *(source.categories or [])]
+    missing = [name for name in named if name not in features.columns]
+    if missing:
+        raise TableError(f"{path} has no feature column {', '.join(missing)}; it has {', '.join(features.columns)}")
+    features = features.astype(dict.fromkeys(source.categories or [], "category"))
+    for name in source.dates or []:
+        try:
+            features[name] = pandas.to_datetime(features[name])
+        except (TypeError, ValueError) as error:
+            raise TableError(f"{path}: {name} must hold dates: {error}") from error
+    return features
 
 
 def _column_numbers(frame: Any, columns: list[str], path: Path) -> Array:

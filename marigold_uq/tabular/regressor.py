@@ -193,7 +193,7 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
             _in_dtype(stack.network, dtype),
             stack.scheduler,
             _in_dtype(stack.baseline, dtype) if isinstance(stack.baseline, StackedBaseline) else stack.baseline,
-            columns=None if self._columns is None else self._columns.to_config(),
+            columns=self._columns.to_config(),
             default_denoising_steps=self.recipe_.num_inference_steps,
             values=values,
             only_one_step=self.recipe_.one_step,
@@ -330,6 +330,7 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
+        tags.input_tags.allow_nan = True
         return tags
 
     def _own_facts(self) -> dict[str, Any]:
@@ -394,29 +395,22 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         self.recipe_ = replace(self.recipe_, calibration_fraction=0.0, kappa_from_validation=False)
 
     def _check_training_data(self, X: Any, y: ArrayLike) -> tuple[Array, NDArray[Any]]:
-        self._columns = TabularEncoder.fit(X) if is_frame(X) else None
-        self._encoder = self._columns if self._columns is not None and self._columns.has_categories else None
-        if self._encoder is not None:
+        if is_frame(X):
             validate_data(self, X, skip_check_array=True, reset=True)
-            checks = {"dtype": np.float64, "multi_output": True, "y_numeric": True, "ensure_min_samples": 2}
-            encoded, targets = check_X_y(self._encoder.transform(X), y, **checks)
-            return encoded, targets
-        features, targets = validate_data(
-            self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2
-        )
-        return features, targets
+        else:
+            X = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan")
+        self._columns = TabularEncoder.fit(X)
+        checks = {"dtype": np.float64, "multi_output": True, "y_numeric": True, "ensure_min_samples": 2}
+        encoded, targets = check_X_y(self._columns.transform(X), y, **checks)
+        return encoded, targets
 
     def _features(self, X: Any) -> Array:
         check_is_fitted(self)
-        if self._encoder is None:
-            return validate_data(self, X, dtype=np.float64, reset=False)
-        if not is_frame(X):
-            raise ValueError(
-                f"the model was fitted on a DataFrame with categories; got {type(X).__name__}. Pass a DataFrame with "
-                f"the columns {[column.name for column in self._encoder.columns]}."
-            )
-        validate_data(self, X, skip_check_array=True, reset=False)
-        return self._encoder.transform(X)
+        if is_frame(X):
+            validate_data(self, X, skip_check_array=True, reset=False)
+        else:
+            X = validate_data(self, X, dtype=np.float64, reset=False, ensure_all_finite="allow-nan")
+        return self._columns.transform(X)
 
     def _draw(self, features: Array, ensemble_size: int | None = None, **options: Any) -> TabularOutput:
         count = self.ensemble_size if ensemble_size is None else ensemble_size

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,11 @@ from marigold_uq.tabular.scores import Factory, score_all_splits, summarize_spli
 from marigold_uq.tabular.stack import build_denoiser
 from marigold_uq.tabular.trainer import StackedTrainer
 from marigold_uq.tabular.uci import UCIDataset
-from scripts.studies.uci.peers import PEERS, is_installed
+from scripts.studies.uci.peer_models import catboost, ngboost
 from scripts.studies.uci.stacked import NO_END, StackedTask
 
 _Seconds = dict[str, float]
+_PEERS: dict[str, Factory] = {"catboost": catboost, "ngboost": ngboost}
 
 
 @dataclass(frozen=True)
@@ -146,11 +148,11 @@ def _benchmark_sampling(dataset: UCIDataset, options: TabularBenchmark) -> dict[
 
 def _benchmark_fits(dataset: UCIDataset, options: TabularBenchmark) -> dict[str, Any]:
     """Time and quality of `default` and of those peers that are installed, on the same splits."""
-    factories: dict[str, Factory] = {"default": lambda seed: DiffusionRegressor(random_state=seed), **PEERS}
+    factories: dict[str, Factory] = {"default": lambda seed: DiffusionRegressor(random_state=seed), **_PEERS}
     splits = [dataset.split(number) for number in range(min(options.splits, dataset.num_splits))]
     results: dict[str, Any] = {}
     for name, factory in factories.items():
-        if name in PEERS and not is_installed(name):
+        if name in _PEERS and find_spec(name) is None:
             print(f"{name} is not installed and left out (`pip install {name}`)", file=sys.stderr)
             continue
         scores = score_all_splits(factory, splits, ensemble_size=100, seed=0)

@@ -22,7 +22,7 @@ _OLD_NAMES = {"num_samples": "ensemble_size", "num_members": "num_models", "fold
 class CellKey:
     """What a cell is about.
 
-    `epochs` is the number asked for, 0 where a preset has its own rule.
+    `epochs` is the number asked for, 0 where a preset has its own rule, and of a peer the number of splits.
     """
 
     preset: str

@@ -16,24 +16,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
-from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
 from marigold_uq.commands.runner import Invocation, run_command
 from marigold_uq.files import make_folder
 from marigold_uq.plotting import COLORS, save_figure
 from marigold_uq.tabular import DiffusionRegressor
-from marigold_uq.tabular.figures import calibration_figure
+from marigold_uq.tabular.figures import calibration_figure, interval_figure
 from marigold_uq.tabular.run import ModelOptions
 from marigold_uq.tabular.scores import pooled_curves, score_rows
 from marigold_uq.tabular.uci import UCIDataset, UCISplit
 from scripts.studies.uci.cells import Cell, CellStore
-from scripts.studies.uci.tables import UNITS, Place, Reference, Unit, column_title, epochs_text, ordered_columns
+from scripts.studies.uci.tables import PEER, UNITS, Place, Reference, Unit, column_title, epochs_text, ordered_columns
 
 _TARGETS = {
     "concrete": "compressive strength (MPa)",
@@ -100,10 +98,12 @@ def _draw_set(axes: Axes, dataset: str, ours: Sequence[Cell | None], references:
         if cell is None:
             continue
         score = cell.summary["crps"]
-        color = COLORS[0] if cell.key.preset == "paper" else COLORS[1]
+        color = {"paper": COLORS[0], PEER: COLORS[5]}.get(cell.key.preset, COLORS[1])
+        face = "none" if cell.key.preset == PEER else color
         error = (score.standard_error or 0.0) * unit.factor
         alpha = 0.4 if cell.is_partial else 1.0
-        axes.errorbar(score.mean * unit.factor, position, xerr=error, fmt="o", color=color, alpha=alpha, markersize=5)
+        style = {"fmt": "o", "color": color, "markerfacecolor": face, "alpha": alpha, "markersize": 5}
+        axes.errorbar(score.mean * unit.factor, position, xerr=error, **style)
     for position, one in enumerate(references, start=len(ours)):
         if dataset in one.values:
             axes.plot(one.values[dataset][0], position, "o", color=COLORS[5], markerfacecolor="none", markersize=5)
@@ -121,29 +121,6 @@ def _draw_set(axes: Axes, dataset: str, ours: Sequence[Cell | None], references:
     axes.set_axisbelow(True)
     axes.tick_params(axis="x", labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def interval_figure(
-    targets: NDArray[np.float64], mean: NDArray[np.float64], interval: NDArray[np.float64], *, title: str, unit: str
-) -> Figure:
-    """Every test row from the lowest to the highest prediction: its 95 % interval as a bar, the truth as a dot."""
-    order = np.argsort(mean)
-    lower, upper = interval[order].T
-    truth, place = targets[order], np.arange(len(order))
-    inside = (lower <= truth) & (truth <= upper)
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    axes = figure.subplots()
-    axes.vlines(place, lower, upper, color=COLORS[0], alpha=0.35, linewidth=4, label="predicted 95 % interval")
-    axes.plot(place, mean[order], color=COLORS[0], linewidth=1, label="predicted mean")
-    count = f"{inside.sum()} of {len(inside)}"
-    axes.plot(place[inside], truth[inside], "o", color="#333333", markersize=3.5, label=f"truth, inside ({count})")
-    missed = f"truth, outside ({(~inside).sum()})"
-    axes.plot(place[~inside], truth[~inside], "X", color="#c0261c", markersize=8, label=missed)
-    axes.set_title(title, fontsize=11)
-    axes.set(xlabel="test rows, from the lowest to the highest prediction", ylabel=unit, xlim=(-1, len(order)))
-    axes.legend(frameon=False, fontsize=9, loc="upper left")
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure
 
 
 def _score_both(model: DiffusionRegressor, split: UCISplit) -> dict[str, dict[str, Any]]:

@@ -80,7 +80,8 @@ def markdown(cells: dict[tables.Place, tables.Cell], command: str) -> str:
         f"Last command: `{command}`",
         "Mean ± standard deviation over splits, original units (kin8nm x100, naval x1e4). In brackets the epochs of "
         "our cell: used/published; a cell with fewer epochs than published is what it is, nothing is extrapolated.",
-        f'Others: "published" = {_PUBLISHED}; {_PEERS}; * on 2 to 5 splits. "beat" is the best of them.',
+        f'Others: "published" = {_PUBLISHED}; {_PEERS}; * on 2 to 5 splits; the peers of `peer_models`, with their '
+        'splits. "beat" is the best of them.',
         "## CRPS (RMSE) [epochs, splits]",
         tables.score_table(cells, sets, REFERENCES, BEAT),
         "## Coverage (mean width) of 95 % intervals",

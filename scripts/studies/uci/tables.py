@@ -9,9 +9,13 @@ from typing import Any
 from marigold_uq.results import markdown_table
 from marigold_uq.tabular.scores import Spread
 from scripts.studies.uci.cells import Cell
+from scripts.studies.uci.peer_models import MODELS
 
 Place = tuple[str, str, str]
 """Preset, family, data set."""
+
+PEER = "peer"
+"""The preset of other people's models, whose names stand for families."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +40,16 @@ class Reference:
 
 
 def column_title(preset: str, family: str) -> str:
-    """How a column of ours is called."""
+    """How a column is called: preset and family, or the peer."""
+    if preset == PEER:
+        return family
     return preset if family == "own" else f"{preset} {family}"
 
 
 def epochs_text(cell: Cell) -> str:
-    """Epochs used of those published; for a preset that stops by itself, the mean of its models."""
+    """Epochs used of those published; for a preset that stops by itself, the mean of its models; peers as they come."""
+    if cell.key.preset == PEER:
+        return "defaults"
     if cell.published_epochs is not None:
         return f"{cell.key.epochs}/{cell.published_epochs}"
     used = [epoch for split in cell.splits for epoch in split.get("epochs", [])]
@@ -71,13 +79,14 @@ def score_table(
 ) -> str:
     """CRPS (RMSE) [epochs] of all columns, those of others beside them."""
     columns = ordered_columns(cells)
-    titles = [*(f"ours: {column_title(*column)}" for column in columns), *(one.title for one in references)]
+    own = [f"{'' if preset == PEER else 'ours: '}{column_title(preset, family)}" for preset, family in columns]
+    titles = [*own, *(one.title for one in references)]
     rows = []
     for dataset in datasets:
         unit = UNITS.get(dataset, Unit())
         ours = [_score_entry(cells.get((*column, dataset)), unit) for column in columns]
         others = [_reference_entry(one, dataset) for one in references]
-        goal = [_format_number(targets[dataset])] if targets else []
+        goal = [_format_number(min([targets[dataset], *_peer_scores(cells, dataset)]))] if targets else []
         rows.append([dataset + unit.text, *ours, *others, *goal])
     return markdown_table(["set", *titles, *(["beat"] if targets else [])], rows)
 
@@ -94,10 +103,17 @@ def metric_table(cells: Mapping[Place, Cell], datasets: Sequence[str], entry: Ca
 
 
 def ordered_columns(cells: Iterable[Place]) -> list[tuple[str, str]]:
-    """Presets and families that have any cell, the paper's first."""
-    order = ["point", "gaussian", "mixture", "sample", "own"]
+    """Presets and families that have any cell: the paper's, ours, then the peers."""
+    order = ["point", "gaussian", "mixture", "sample", "own", *MODELS]
     found = {(preset, family) for preset, family, _ in cells}
-    return sorted(found, key=lambda column: (column[0] != "paper", column[0], order.index(column[1])))
+    return sorted(found, key=lambda column: (column[0] == PEER, column[0] != "paper", order.index(column[1])))
+
+
+def _peer_scores(cells: Mapping[Place, Cell], dataset: str) -> list[float]:
+    """CRPS of the peers, in the units of the table."""
+    factor = UNITS.get(dataset, Unit()).factor
+    found = (cell for (preset, _, name), cell in cells.items() if preset == PEER and name == dataset)
+    return [factor * cell.summary["crps"].mean for cell in found]
 
 
 def _score_entry(cell: Cell | None, unit: Unit) -> str:

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from support.tiny_sets import write_set
 
-from marigold_uq.tabular.figures import calibration_figure
+from marigold_uq.tabular.figures import calibration_figure, interval_figure
 from marigold_uq.tabular.scores import PIT_BINS, RELIABILITY_LEVELS
 from scripts.studies.uci.cells import Cell, CellKey, CellStore
-from scripts.studies.uci.figures import interval_figure, main, scores_figure
+from scripts.studies.uci.figures import main, scores_figure
 from scripts.studies.uci.tables import Reference
 
 CURVES = (list(RELIABILITY_LEVELS), [5] * PIT_BINS)
