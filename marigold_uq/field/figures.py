@@ -19,6 +19,7 @@ __all__ = [
     "matrix_panels",
     "parameter_curves",
     "rank_and_spectrum_panels",
+    "scorecard_figure",
     "spectrum_plot",
 ]
 
@@ -108,6 +109,28 @@ def rank_and_spectrum_panels(
     grid[0, 0].set_ylabel("density", fontsize=8)
     grid[1, 0].set_ylabel("power", fontsize=8)
     grid[1, 0].legend(frameon=False, fontsize=7)
+    return figure
+
+
+def scorecard_figure(
+    changes: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str], title: str
+) -> Figure:
+    """Changes in percent as a coloured table: blue is lower (better), red higher; the number stands in each cell."""
+    values = np.asarray(changes, np.float64)
+    known = np.abs(values[np.isfinite(values)])
+    bound = max(5.0, float(known.max())) if known.size else 5.0
+    figure = Figure(figsize=(2.4 + 0.62 * len(columns), 1.3 + 0.42 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(values, cmap="RdBu_r", vmin=-bound, vmax=bound, aspect="auto")
+    axes.set_xticks(range(len(columns)), columns, fontsize=8)
+    axes.set_yticks(range(len(rows)), rows, fontsize=8)
+    axes.set_xlabel("lead time", fontsize=9)
+    axes.set_title(f"{title}, change in %", fontsize=10)
+    for (row, column), value in np.ndenumerate(values):
+        if np.isfinite(value):
+            color = "white" if abs(value) > 0.6 * bound else "black"
+            axes.text(column, row, f"{value:+.0f}", ha="center", va="center", fontsize=8, color=color)
+    figure.colorbar(image, ax=axes, label="%")
     return figure
 
 
