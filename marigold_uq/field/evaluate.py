@@ -354,26 +354,18 @@ def table(models: Mapping[str, Mapping[str, Any]], part: str, lead: int, variabl
 
 
 def draw_figures(models: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
-    """Scores against lead time for all models; spectra and ranks of the last one."""
+    """Scores against lead time, a figure for each of several variables; spectra and ranks of the last model."""
     rolled = {name: metrics["rollout"] for name, metrics in models.items() if "rollout" in metrics}
     if not rolled:
         return
     any_model = next(iter(models.values()))
     num_leads = len(next(iter(rolled.values()))["rmse"]["value"])
-    step = any_model["lead_time_step"]
-    values = {
-        metric: {name: one[metric]["value"] for name, one in rolled.items() if metric in one} for metric in CURVES
-    }
-    shown = {metric: curves for metric, curves in values.items() if curves}
-    times = [step * lead for lead in range(1, num_leads + 1)]
-    calendar = step >= 3600
-    figure = figures.lead_time_curves(
-        shown,
-        [time / 86_400 for time in times] if calendar else times,
-        unit="(days)" if calendar else "",
-        expected_coverage=any_model["expected_coverage"],
-    )
-    plotting.save_figure(figure, folder / "lead_times.png", overwrite=True)
+    variables: dict[str, Any] = next(iter(rolled.values())).get(VARIABLES, {})
+    units = [scores.get("unit") or "" for scores in variables.values()]
+    _draw_lead_times(rolled, any_model, folder / "lead_times.png", units[0] if len(units) == 1 else "")
+    for name, unit in zip(variables, units, strict=True) if len(units) > 1 else ():
+        own = {model: one.get(VARIABLES, {}).get(name, {}) for model, one in rolled.items()}
+        _draw_lead_times(own, any_model, folder / f"lead_times_{name}.png", unit)
     name, last = list(rolled.items())[-1]
     chosen = sorted({0, num_leads // 2, num_leads - 1})
     labels = {"spectrum_target": "truth", "spectrum_members": "members", "spectrum_mean": "ensemble mean"}
@@ -386,6 +378,27 @@ def draw_figures(models: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
     if "rank_histogram" in last:
         ranks = plotting.pit_histogram(last["rank_histogram"]["value"][0], label="rank")
         plotting.save_figure(ranks, folder / "ranks.png", overwrite=True)
+
+
+def _draw_lead_times(
+    rolled: Mapping[str, Mapping[str, Any]], any_model: Mapping[str, Any], path: Path, unit: str
+) -> None:
+    """Model -> scores, one panel per metric."""
+    values = {
+        metric: {name: one[metric]["value"] for name, one in rolled.items() if metric in one} for metric in CURVES
+    }
+    shown = {metric: curves for metric, curves in values.items() if curves}
+    step, calendar = any_model["lead_time_step"], any_model["lead_time_step"] >= 3600
+    num_leads = len(next(iter(shown["rmse"].values())))
+    times = [step * lead / (86_400 if calendar else 1) for lead in range(1, num_leads + 1)]
+    figure = figures.lead_time_curves(
+        shown,
+        times,
+        unit="(days)" if calendar else "",
+        expected_coverage=any_model["expected_coverage"],
+        value_unit=unit,
+    )
+    plotting.save_figure(figure, path, overwrite=True)
 
 
 def _first(value: Any) -> Any:

@@ -34,14 +34,23 @@ TITLES = {
     RATIO: "spread / skill",
     "gaussian_nll": "Gaussian NLL",
 }
+DIMENSIONAL = ("rmse", "crps", "energy_score")
 LEAST_RANGE = {COVERAGE: (0.88, 1.0), RATIO: (0.8, 1.2)}
 """Shown at least, so that noise does not look like a trend."""
 
 
 def lead_time_curves(
-    values: Mapping[str, Curves], lead_times: Sequence[float], *, unit: str = "", expected_coverage: float | None = None
+    values: Mapping[str, Curves],
+    lead_times: Sequence[float],
+    *,
+    unit: str = "",
+    expected_coverage: float | None = None,
+    value_unit: str = "",
 ) -> Figure:
-    """One panel per metric (metric -> model -> value per lead time), one line per model, the same in all panels."""
+    """One panel per metric (metric -> model -> value per lead time), one line per model, the same in all panels.
+
+    `unit` is that of the lead times, in brackets; `value_unit` that of the scores that have one.
+    """
     places = {
         label: place for place, label in enumerate(dict.fromkeys(m for curves in values.values() for m in curves))
     }
@@ -54,7 +63,8 @@ def lead_time_curves(
         level = {COVERAGE: expected_coverage, RATIO: 1.0}.get(metric)
         if level is not None:
             axes.axhline(level, linestyle=":", label="perfect samples", **REFERENCE)
-        axes.set_title(TITLES.get(metric, metric), fontsize=10)
+        own_unit = f" ({value_unit})" if value_unit and metric in DIMENSIONAL else ""
+        axes.set_title(TITLES.get(metric, metric) + own_unit, fontsize=10)
         axes.set_xlabel(f"lead time {unit}".strip(), fontsize=9)
         axes.xaxis.set_major_locator(MaxNLocator(5))
         if metric in LEAST_RANGE:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -62,10 +62,8 @@ def keep_taus(
     pipeline: FieldForecastPipeline, taus: Sequence[float], calibration: Calibration | None = None
 ) -> tuple[Calibration, list[float] | None]:
     """The record with one tau in the scheduler, or with the taus of several variables beside it; both are stored."""
-    record = calibration or Calibration()
     several = list(taus) if len(set(taus)) > 1 else None
-    values = record.to_dict() | {"tau": 1.0 if several else float(taus[0])}
-    found = Calibration.from_dict(values)
+    found = replace(calibration or Calibration(), tau=1.0 if several else float(taus[0]))
     pipeline.calibrate(found, target_taus=several)
     return found, several
 

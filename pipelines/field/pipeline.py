@@ -223,6 +223,10 @@ class FieldForecastPipeline(UncertaintyPipeline):
         self._check_call(start, num_leads, ensemble_size, batch_size)
         if output_novelty and ensemble_size < 2:
             raise ValueError("output_novelty needs the spread of at least 2 members; got ensemble_size=1")
+        if output_novelty and self.encoder.config.get("masked"):
+            raise ValueError(
+                "output_novelty needs fields without missing values; this model has variables that lack some"
+            )
         scheduler = self.chain_scheduler(num_inference_steps)
         calibration = self.calibration_for(num_inference_steps=len(scheduler.timesteps), ensemble_size=ensemble_size)
         streams = self._streams(generator, len(start.history), ensemble_size)
@@ -236,6 +240,8 @@ class FieldForecastPipeline(UncertaintyPipeline):
         epistemic = novelty = None
         if output_epistemic:
             epistemic = _over_members([part.epistemic for part in parts], ensemble_size).sqrt()
+            missing = self._missing(start)
+            epistemic = epistemic if missing is None else epistemic.masked_fill(missing.unsqueeze(1), math.nan)
         if output_novelty:
             mean = _over_members([part.first_mean for part in parts], ensemble_size)
             std = _over_members([part.first_variance for part in parts], ensemble_size).sqrt()

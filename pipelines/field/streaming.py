@@ -26,8 +26,8 @@ __all__ = ["ForecastWriter", "write_stream"]
 class ForecastWriter:
     """A store for samples of B forecasts at L lead times, and for statistics of them.
 
-    A chunk is one field. Samples come first, chain by chain; `finish_lead` then reads all of one lead time, applies what
-    was calibrated for whole ensembles, and writes the statistics.
+    A chunk is one field. Samples come first, chain by chain; `finish_lead` then reads all of one lead time, applies
+    what was calibrated for whole ensembles, and writes the statistics.
 
     Args:
         shell: A forecast without values: shape, names, coordinates.

@@ -176,10 +176,11 @@ class WindowedTransitions(Transitions):
         self._plan: tuple[int, np.ndarray, np.ndarray] | None = None  # epoch, order of the places, group of each
         self._reader: tuple[int, ThreadPoolExecutor] | None = None  # process, its thread
         self._read: dict[tuple[int, int], Future[Tensor]] = {}
+        self._opened = (-1, -1)  # epoch and group of the windows that are read
 
     def __getstate__(self) -> dict[str, Any]:
         """Without threads and what they read, which each process has for itself."""
-        return {**self.__dict__, "_reader": None, "_read": {}}
+        return {**self.__dict__, "_reader": None, "_read": {}, "_opened": (-1, -1)}
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of `epoch`, counted from 0."""
@@ -216,12 +217,14 @@ class WindowedTransitions(Transitions):
     def _open(self, order: np.ndarray, groups: np.ndarray, group: int) -> None:
         """Have the windows of this group and the next read, and forget the others."""
         if self._reader is None or self._reader[0] != os.getpid():
-            self._reader, self._read = (os.getpid(), ThreadPoolExecutor(1)), {}
+            self._reader, self._read, self._opened = (os.getpid(), ThreadPoolExecutor(1)), {}, (-1, -1)
+        if self._opened == (int(self._epoch[0]), group):
+            return
+        self._opened = int(self._epoch[0]), group
         first, last = np.searchsorted(groups, [group, group + 2])
         wanted = dict.fromkeys(self._key(int(place)) for place in order[first:last])
-        if set(wanted) != set(self._read):
-            kept = {key: one for key, one in self._read.items() if key in wanted}
-            self._read = {key: kept.get(key) or self._reader[1].submit(self._load, key) for key in wanted}
+        kept = {key: one for key, one in self._read.items() if key in wanted}
+        self._read = {key: kept.get(key) or self._reader[1].submit(self._load, key) for key in wanted}
 
     def _load(self, key: tuple[int, int]) -> Tensor:
         """All states that the places of a window need."""
@@ -232,6 +235,8 @@ class WindowedTransitions(Transitions):
 
     def _states(self, sequence: int, step: int) -> Tensor:
         number = step // self.window
+        if (sequence, number) not in self._read:
+            return super()._states(sequence, step)
         states = self._read[(sequence, number)].result()
         first = step - self.num_history - max(0, number * self.window - self.num_history)
         return states[first : first + self.num_history + self.num_leads].clone()
