@@ -1,8 +1,9 @@
-"""Memory of this process while something runs, and the size of what it wrote."""
+"""Time and memory of this process while something runs, and the size of what it wrote."""
 
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -27,11 +28,15 @@ def folder_bytes(folder: Path) -> int:
 
 
 class MemoryWatch:
-    """Resident memory before and at its highest within the block, looked at five times a second by a thread."""
+    """Resident memory before and at its highest within the block, looked at five times a second by a thread.
+
+    Also the seconds of the block, and those of the processor, over all threads: a busy machine changes the former only.
+    """
 
     def __init__(self) -> None:
         self.before = self.peak = resident_bytes()
         self.history: list[int] = []
+        self.seconds = self.processor_seconds = 0.0
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -42,10 +47,13 @@ class MemoryWatch:
 
     def __enter__(self) -> Self:
         self._thread.start()
+        self._started = time.perf_counter(), time.process_time()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.seconds = time.perf_counter() - self._started[0]
+        self.processor_seconds = time.process_time() - self._started[1]
         self._done.set()
         self._thread.join()

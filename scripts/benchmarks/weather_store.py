@@ -11,7 +11,6 @@ dropped from the system's cache before each reading. Everything is deleted after
 import json
 import os
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -120,13 +119,9 @@ def measure_copy(folder: Path, options: Options) -> dict[str, float]:
         **REGION,  # type: ignore[arg-type]
     )
     with MemoryWatch() as memory:
-        started = time.perf_counter()
         prepare_weather(settings, progress=False)
-        seconds = time.perf_counter() - started
     return {
-        "source_megabytes_per_second": values / 1e6 / seconds,
-        "states_per_second": options.globe_states / seconds,
-        "seconds": seconds,
+        **rates(memory, options.globe_states, values),
         "compression": values / folder_bytes(source),
         "memory_added_megabytes": (memory.peak - memory.before) / 1e6,
     }
@@ -157,20 +152,25 @@ def read_all(dataset: Transitions, places: Sequence[int], size: int, state: int)
     """Read the samples in batches; memory is that added after a first part, which fills what is kept."""
     warm = 0
     with MemoryWatch() as memory:
-        started = time.perf_counter()
         for number, _ in enumerate(batches(dataset, places, size)):
             if number == int(WARM_UP * len(places) / size):
                 warm = len(memory.history)
-        seconds = time.perf_counter() - started
     early, late = memory.history[: max(1, warm)], memory.history[max(1, warm) :]
     growth = (max(late) - max(early)) / 1e6 if warm and late else 0.0
     return {
-        "samples_per_second": len(places) / seconds,
-        "megabytes_of_samples_per_second": 3 * state * len(places) / 1e6 / seconds,
-        "seconds": seconds,
+        **rates(memory, len(places), 3 * state * len(places)),
         "memory_added_megabytes": (memory.peak - memory.before) / 1e6,
         "memory_growth_after_a_quarter_megabytes": growth,
     }
+
+
+def rates(memory: MemoryWatch, count: int, size: float) -> dict[str, float]:
+    """States or samples and megabytes per second, of the clock and of the processor."""
+    found = {"seconds": memory.seconds, "processor_seconds": memory.processor_seconds}
+    for name, seconds in list(found.items()):
+        found[f"number_per_{name[:-1]}"] = count / seconds
+        found[f"megabytes_per_{name[:-1]}"] = size / 1e6 / seconds
+    return found
 
 
 def batches(dataset: Transitions, places: Sequence[int], size: int) -> Iterator[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """Weather records: WeatherBench2's zarr (a folder or an object store) and netCDF, read lazily, checked at the door."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -246,8 +247,10 @@ class WeatherSequences:
 
     @property
     def statistics_file(self) -> Path | None:
-        """Where statistics of a prepared record are kept."""
-        return None if self.identity is None else Path(f"{self.source.rstrip('/')}.statistics.json")
+        """Where statistics of a prepared record are kept: beside it, where that is a folder that can be written."""
+        path = Path(f"{self.source.rstrip('/')}.statistics.json")
+        local = "://" not in self.source and os.access(path.parent, os.W_OK)
+        return path if local and self.identity is not None else None
 
     def static_fields(self) -> Mapping[str, Tensor]:
         """Fields without time, (latitude, longitude)."""
