@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,11 +42,11 @@ from marigold_uq.field.calibration_windows import (
 from marigold_uq.field.config import read_config
 from marigold_uq.field.data import FieldSequences, Transitions
 from marigold_uq.field.encoding import fit_color, fit_season, require_data
-from marigold_uq.field.forecasters import Precision, load_quietly
+from marigold_uq.field.forecasters import load_quietly
 from marigold_uq.field.intervals import weighted_interval_grid
 from marigold_uq.field.lead_factors import Factors
 from marigold_uq.field.scores import independent_groups
-from marigold_uq.field.settings import Candidate, choose_settings, keep_taus
+from marigold_uq.field.settings import CalibrationOptions, Candidate, choose_settings, keep_taus
 from marigold_uq.field.splits import open_split, target_hours
 from marigold_uq.field.variable_factors import fit_variable_factors, of_variables
 from marigold_uq.files import atomic_folder, fingerprint
@@ -69,52 +69,6 @@ __all__ = [
 
 WIDTH_SHOWN = 0.95
 """Coverage whose half widths calibration.json shows by variable."""
-
-
-@dataclass(frozen=True)
-class CalibrationOptions:
-    """How much is spent on the choice.
-
-    Args:
-        steps: Numbers of denoising steps to compare, beside those that the model takes by default.
-        tau_evaluations: Rollouts that the search for tau may take, that of tau = 1 among them, at least 4; 0 leaves tau
-            at 1. With several variables one more may follow, of the best tau of each.
-        color: Also try coloured noise, for family "gaussian" with a DDIM scheduler.
-        num_windows: Validation windows behind the choice of steps, colour and tau.
-        fit_windows: Validation windows behind the stored kappas and dampings, which need more: with too few their noise
-            is larger than what they correct.
-        interval_windows: Validation windows behind the intervals, which no choice has seen; 0 leaves intervals out. The
-            unit is the trajectory, of a single record ten days: fewer than 19 units promise no 95 %.
-        ensemble_size: Samples behind the kappas and intervals, which hold for as many.
-        choice_size: Samples behind the choice of steps and tau; the fair CRPS needs few.
-        num_leads: Lead times of the rollouts; one for a model that cannot be rolled out.
-        seed: Of the samples.
-        batch_size: Chains per network call.
-        mixed_precision: "no", "bf16" or "fp16", of the network.
-    """
-
-    steps: list[int] = field(default_factory=lambda: [1, 2, 5])
-    tau_evaluations: int = 6
-    color: bool = True
-    num_windows: int = 24
-    fit_windows: int = 64
-    interval_windows: int = 128
-    ensemble_size: int = 40
-    choice_size: int = 16
-    num_leads: int = 10
-    seed: int = 1
-    batch_size: int = 128
-    mixed_precision: Precision = "no"
-
-    def __post_init__(self) -> None:
-        least = {"num_windows": 1, "fit_windows": 1, "num_leads": 1, "batch_size": 1, "interval_windows": 0}
-        least |= {"ensemble_size": 3, "choice_size": 3}
-        wrong = {name: getattr(self, name) for name, bound in least.items() if getattr(self, name) < bound}
-        if wrong:
-            bounds = ", ".join(f"{name} at least {least[name]}" for name in wrong)
-            raise ValueError(f"must be: {bounds}; got {wrong}")
-        if self.tau_evaluations != 0 and self.tau_evaluations < 4:
-            raise ValueError(f"tau_evaluations must be 0 or at least 4; got {self.tau_evaluations}")
 
 
 @dataclass(frozen=True)

@@ -18,17 +18,64 @@ from tqdm.auto import tqdm
 
 from marigold_uq.calibration import Calibration
 from marigold_uq.field.calibration_windows import LARGEST, Rollouts, Sampling, draw_samples, has_diverged
+from marigold_uq.field.forecasters import Precision
 from marigold_uq.field.variable_factors import best_stretched
 from marigold_uq.metrics import crps
 from marigold_uq.models.noise_color import NoiseColor
 from marigold_uq.pipelines.field import FieldForecastPipeline
 
-__all__ = ["Candidate", "Comparison", "TauSearch", "choose_settings", "keep_taus", "mean_scores"]
+__all__ = ["CalibrationOptions", "Candidate", "Comparison", "TauSearch", "choose_settings", "keep_taus", "mean_scores"]
 
 
 TAU_BOUNDS = (0.02, 4.0)
 FIRST_STEP, STRETCH, CLOSE = 1.0, 1.6, 0.1
 """Of the search in log tau: the first step down, how much further to go beyond the best end, what is no news."""
+
+
+@dataclass(frozen=True)
+class CalibrationOptions:
+    """How much is spent on the choice.
+
+    Args:
+        steps: Numbers of denoising steps to compare, beside those that the model takes by default.
+        tau_evaluations: Rollouts that the search for tau may take, that of tau = 1 among them, at least 4; 0 leaves tau
+            at 1. With several variables one more may follow, of the best tau of each.
+        color: Also try coloured noise, for family "gaussian" with a DDIM scheduler.
+        num_windows: Validation windows behind the choice of steps, colour and tau.
+        fit_windows: Validation windows behind the stored kappas and dampings, which need more: with too few their noise
+            is larger than what they correct.
+        interval_windows: Validation windows behind the intervals, which no choice has seen; 0 leaves intervals out. The
+            unit is the trajectory, of a single record ten days: fewer than 19 units promise no 95 %.
+        ensemble_size: Samples behind the kappas and intervals, which hold for as many.
+        choice_size: Samples behind the choice of steps and tau; the fair CRPS needs few.
+        num_leads: Lead times of the rollouts; one for a model that cannot be rolled out.
+        seed: Of the samples.
+        batch_size: Chains per network call.
+        mixed_precision: "no", "bf16" or "fp16", of the network.
+    """
+
+    steps: list[int] = field(default_factory=lambda: [1, 2, 5])
+    tau_evaluations: int = 6
+    color: bool = True
+    num_windows: int = 24
+    fit_windows: int = 64
+    interval_windows: int = 128
+    ensemble_size: int = 40
+    choice_size: int = 16
+    num_leads: int = 10
+    seed: int = 1
+    batch_size: int = 128
+    mixed_precision: Precision = "no"
+
+    def __post_init__(self) -> None:
+        least = {"num_windows": 1, "fit_windows": 1, "num_leads": 1, "batch_size": 1, "interval_windows": 0}
+        least |= {"ensemble_size": 3, "choice_size": 3}
+        wrong = {name: getattr(self, name) for name, bound in least.items() if getattr(self, name) < bound}
+        if wrong:
+            bounds = ", ".join(f"{name} at least {least[name]}" for name in wrong)
+            raise ValueError(f"must be: {bounds}; got {wrong}")
+        if self.tau_evaluations != 0 and self.tau_evaluations < 4:
+            raise ValueError(f"tau_evaluations must be 0 or at least 4; got {self.tau_evaluations}")
 
 
 @dataclass(frozen=True)
@@ -79,12 +126,12 @@ def mean_scores(scores: Tensor, weight: Tensor) -> Tensor:
 class Comparison:
     """Rollouts of settings, scored without and with kappas; each setting is rolled out once.
 
-    `options` are those of a calibration; `unit` (L, C) is the CRPS of the first candidate that stays finite.
+    `unit` (L, C) is the CRPS of the first candidate that stays finite.
     """
 
     pipeline: FieldForecastPipeline
     rollouts: Rollouts
-    options: Any
+    options: CalibrationOptions
     color: NoiseColor | None = None
     bar: Any = None
     candidates: list[Candidate] = field(default_factory=list)
@@ -197,7 +244,7 @@ class TauSearch:
 def choose_settings(
     pipeline: FieldForecastPipeline,
     rollouts: Rollouts,
-    options: Any,
+    options: CalibrationOptions,
     color: NoiseColor | None = None,
     verbose: bool = False,
 ) -> tuple[Candidate, list[Candidate]]:
