@@ -1,6 +1,7 @@
 """What weather at full size needs: copies, windows, statistics that are kept, hours, globes, and streamed forecasts."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from support.weather_records import record
 
 from marigold_uq.calibration import Calibration, IntervalGrid
 from marigold_uq.commands.runner import parse_options
-from marigold_uq.field.config import FieldModel, read_config
+from marigold_uq.field import evaluate
+from marigold_uq.field.config import FieldData, FieldModel, FieldTrainConfig, WeatherData, read_config
 from marigold_uq.field.data import (
     FieldDataError,
     Transitions,
@@ -24,11 +26,12 @@ from marigold_uq.field.data import (
 )
 from marigold_uq.field.data.preparation import WeatherCopy, estimate, prepare_weather
 from marigold_uq.field.encoding import fit_encoder, require_data
-from marigold_uq.field.evaluate import FieldEvaluation
-from marigold_uq.field.run import new_pipeline
+from marigold_uq.field.evaluate import FieldEvaluation, evaluate_field
+from marigold_uq.field.run import new_pipeline, train_field
 from marigold_uq.models.field_grid import periodic_axes
 from marigold_uq.models.unet_1d import UNet1d
 from marigold_uq.models.unet_2d import UNet2d
+from marigold_uq.training.config import TrainingConfig
 from scripts import prepare_weather as command
 
 VARIABLES = ["2m_temperature", "temperature_500"]
@@ -297,3 +300,31 @@ def test_the_configs_of_full_size_fit_together() -> None:
         options, _ = parse_options("eval/eval_field.py", FieldEvaluation, ["--config", str(path)])
         training = read_config(["--config", str(CONFIGS / path.name)])[0]
         assert options.run == training.training.output
+
+
+def test_a_run_streams_a_copy_with_missing_points_from_training_to_evaluation(source: Path, tmp_path: Path) -> None:
+    """`prepare`, `train` by windows, `evaluate --run`: the run's own data, the encoder's statistics, NaN over land."""
+    states = record(120)
+    states["2m_temperature"][:, 1:3, 4:9] = np.nan
+    states.to_zarr(tmp_path / "ocean.zarr", zarr_format=2)
+    copied = WeatherCopy(str(tmp_path / "ocean.zarr"), tmp_path / "copy.zarr", ["2m_temperature"], chunk=8, threads=1)
+    prepare_weather(copied, progress=False)
+    data = WeatherData(
+        str(copied.output), ["2m_temperature"], masked=["2m_temperature"], window=8, open_windows=2,
+        train=("2013-01-01", "2013-01-15"), validation=("2013-01-16", "2013-01-20"), test=("2013-01-21", "2013-01-31"),
+    )  # fmt: skip
+    unet = {"block_out_channels": [8, 8], "layers_per_block": 1, "embedding_channels": 8, "dropout": 0.0}
+    model = FieldModel(num_train_timesteps=8, default_denoising_steps=1, unet=unet)
+    training = TrainingConfig(tmp_path / "run", max_steps=3, batch_size=4, tracker="none", cpu=True, num_workers=0)
+    config = FieldTrainConfig(FieldData(weather=data), model, training=training, validation_samples=4)
+    words = ["--data.weather", json.dumps(asdict(data))]
+    words += ["--model", json.dumps(asdict(model)), "--training.output", str(training.output)]
+    assert train_field(config, read_config(words)[1]).finished
+    options = FieldEvaluation(
+        run=tmp_path / "run", output=tmp_path / "scores", num_one_step=4, num_rollouts=2, num_leads=2, ensemble_size=3,
+        figures=False,
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluate, "statistics_of", lambda _: pytest.fail("the encoder has the statistics"))
+        metrics = evaluate_field(options)
+    assert all(np.isfinite(metrics["rollout"][name]["value"]).all() for name in ("crps", "rmse", "coverage"))
