@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -209,30 +209,51 @@ def score_split(forecaster: Forecaster, options: FieldEvaluation, split: FieldSp
     history = (options.num_history or 2) if pipeline is None else pipeline.encoder.config.num_history
     select = _selector(split.train, targets)
     statistics = statistics_of(split.train) if pipeline is None else pipeline.encoder.statistics
-    groups = score_groups({name: statistics[name].increment_std for name in targets})
-    leads = {"one_step": (1, options.num_one_step), "rollout": (options.num_leads, options.num_rollouts)}
-    results = {}
-    for part, (num_leads, count) in leads.items():
-        if count == 0:
-            continue
-        hours = target_hours(_data(options))
-        windows = Transitions(sequences, num_history=history, num_leads=num_leads, target_hours=hours)
-        ids = spread_windows(count, len(windows))
-        found = accumulate_channels(
-            forecaster,
-            windows,
-            ids,
-            groups,
-            select,
-            select if pipeline is None else lambda samples: samples,
-            coverage=options.coverage,
-        )
-        table = found[TOGETHER].samples()["crps"]
-        results[part] = as_json(found[TOGETHER].compute())
-        results[part][VARIABLES] = _variable_scores(found, targets, units_of(sequences))
-        results[part][PAIRED] = {str(i): row for i, row in zip(table.ids, table.values.tolist(), strict=True)}
-        results[part][GROUPS] = dict(zip(map(str, ids), independent_groups(windows, ids), strict=True))
+    scoring = _Scoring(
+        tuple(targets),
+        score_groups({name: statistics[name].increment_std for name in targets}),
+        select,
+        select if pipeline is None else lambda samples: samples,
+        options.coverage,
+    )
+    parts = {"one_step": (1, options.num_one_step), "rollout": (options.num_leads, options.num_rollouts)}
+    hours, results = target_hours(_data(options)), {}
+    for part, (num_leads, count) in parts.items():
+        if count:
+            windows = Transitions(sequences, num_history=history, num_leads=num_leads, target_hours=hours)
+            results[part] = _score_part(forecaster, windows, count, scoring)
     return results
+
+
+class _Scoring(NamedTuple):
+    """What is scored: variables, what is scored together, how their channels are taken, coverage of the intervals."""
+
+    targets: tuple[str, ...]
+    groups: dict[str, Channels]
+    select_targets: Callable[[Tensor], Tensor]
+    select_samples: Callable[[Tensor], Tensor]
+    coverage: float
+
+
+def _score_part(forecaster: Forecaster, windows: Transitions, count: int, scoring: _Scoring) -> dict[str, Any]:
+    """The scores of about `count` windows."""
+    ids = spread_windows(count, len(windows))
+    found = accumulate_channels(
+        forecaster,
+        windows,
+        ids,
+        scoring.groups,
+        scoring.select_targets,
+        scoring.select_samples,
+        coverage=scoring.coverage,
+    )
+    table = found[TOGETHER].samples()["crps"]
+    return {
+        **as_json(found[TOGETHER].compute()),
+        VARIABLES: _variable_scores(found, scoring.targets, units_of(windows.sequences)),
+        PAIRED: {str(i): row for i, row in zip(table.ids, table.values.tolist(), strict=True)},
+        GROUPS: dict(zip(map(str, ids), independent_groups(windows, ids), strict=True)),
+    }
 
 
 def score_groups(scales: Mapping[str, float]) -> dict[str, Channels]:
