@@ -139,7 +139,15 @@ def scorecard_figure(
     for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value):
             color = "white" if abs(value) > 0.6 * bound else "black"
-            axes.text(column, row, f"{value:+.0f}", ha="center", va="center", fontsize=8, color=color)
+            axes.text(
+                column,
+                row,
+                f"{round(value):+d}" if round(value) else "0",
+                ha="center",
+                va="center",
+                fontsize=8,
+                color=color,
+            )
     figure.colorbar(image, ax=axes, label="%")
     return figure
 
