@@ -27,6 +27,7 @@ class PdeData:
         test: Share of the trajectories for testing.
         validation: Share of the rest for validation.
         split_seed: Of the split; the same for every model that is compared.
+        thin_again: Take strides of a file that was thinned when it was written, too.
     """
 
     path: str = ""
@@ -36,6 +37,7 @@ class PdeData:
     test: float = 0.1
     validation: float = 0.1
     split_seed: int = 0
+    thin_again: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,12 @@ class WeatherData:
         validation: First and last date; never seen in training.
         test: First and last date.
         target_hours: UTC hours that are forecast; null takes all.
+        masked: Variables that may hold NaN, for instance those of the ocean; missing points are left out of the loss,
+            the scores and the forecasts.
         in_memory: Read everything once instead of lazily.
+        window: Train on windows of so many states, each read once per epoch and while the one before is used; 0 reads
+            every sample by itself. Set training.num_workers to 0 or 1: each worker reads for itself.
+        open_windows: Windows whose samples are shuffled together; twice as many are in memory.
         storage_options: For fsspec.
     """
 
@@ -65,8 +72,17 @@ class WeatherData:
     validation: tuple[str, str] = ("2000", "2001")
     test: tuple[str, str] = ("2001", "2002")
     target_hours: list[int] | None = None
+    masked: list[str] = field(default_factory=list)
     in_memory: bool = False
+    window: int = 0
+    open_windows: int = 4
     storage_options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.window < 0 or self.open_windows < 1:
+            raise ValueError(
+                f"window must be at least 0 and open_windows at least 1; got {self.window} and {self.open_windows}"
+            )
 
 
 @dataclass(frozen=True)

@@ -120,6 +120,7 @@ class Earth2StudioPrognostic:
 
     def _advance(self, history: Tensor, time: Tensor | None, streams: list[torch.Generator]) -> Tensor:
         self.pipeline.encoder.check_history(history)
+        self.pipeline.encoder.check_hours(None if time is None else time.numpy(), 1)
         scheduler = self.pipeline.chain_scheduler(self.num_inference_steps)
         return self.pipeline.advance(history.float(), time, streams, scheduler).to(history)
 

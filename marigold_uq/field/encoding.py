@@ -12,6 +12,8 @@ from torch.utils.data import default_collate
 
 from marigold_uq.denoising import predict_output
 from marigold_uq.field.data import FieldSequences, Transitions, statistics_of
+from marigold_uq.field.data.sequences import block_size, masked_of, target_hours_of, units_of
+from marigold_uq.field.data.statistics import observed_share
 from marigold_uq.models.field_encoder import FieldEncoder
 from marigold_uq.models.field_grid import DAY, NUM_WAVES, FieldDataError, harmonic_basis, require_grid
 from marigold_uq.models.noise_color import NoiseColor
@@ -43,9 +45,15 @@ def fit_encoder(
 ) -> FieldEncoder:
     """The encoder of a training set: its statistics, its grid, its static fields (scaled to mean 0, variance 1).
 
-    With `mean_field` the time means of the training states are static fields too, named mean_<variable>.
+    With `mean_field` the time means of the training states are static fields too, named mean_<variable>. Of variables
+    that may be missing, the share of times with a value is one, named observed_<variable>.
     """
+    masked, hours = masked_of(train), target_hours_of(train)
+    observed = observed_share(train) if masked else torch.zeros(0)
     statics = {**train.static_fields(), **(_time_means(train) if mean_field else {})}
+    statics |= {
+        f"observed_{name}": share for name, share in zip(train.variables, observed, strict=False) if name in masked
+    }
     encoder = FieldEncoder(
         variables=list(train.variables),
         targets=list(targets or train.variables),
@@ -58,7 +66,12 @@ def fit_encoder(
         seasonal=seasonal,
         calendar=train.calendar,
         time_step=train.time_step,
+        units=units_of(train),
+        target_hours=None if hours is None else list(hours),
+        masked=list(masked),
     )
+    if masked:
+        encoder.observed.copy_(observed)
     for channel, values in enumerate(statics.values()):
         centred = values.double() - values.double().mean()
         encoder.static[channel] = centred / centred.std().clamp(min=1e-12)
@@ -68,11 +81,13 @@ def fit_encoder(
 
 
 def _time_means(train: FieldSequences) -> dict[str, Tensor]:
-    """Mean over all states of each variable, (*space)."""
-    total, count = torch.zeros(()), 0
+    """Mean over all states of each variable, (*space); where a value is always missing, that of the other points."""
+    total, count = torch.zeros(()), torch.zeros(())
     for states, _ in _blocks(train):
-        total, count = total + states.sum(0), count + len(states)
-    return {f"mean_{name}": field for name, field in zip(train.variables, total / count, strict=True)}
+        total, count = total + states.nansum(0), count + states.isfinite().sum(0)
+    means = total / count  # 0 / 0 where nothing was ever seen
+    usual = means.flatten(1).nanmean(1).reshape(-1, *[1] * (means.ndim - 1))
+    return dict(zip((f"mean_{name}" for name in train.variables), means.where(count > 0, usual), strict=True))
 
 
 def fit_season(encoder: FieldEncoder, train: FieldSequences) -> Season:
@@ -90,6 +105,8 @@ def fit_season(encoder: FieldEncoder, train: FieldSequences) -> Season:
 def fit_harmonics(train: FieldSequences, of: Quantity | None = None) -> Tensor:
     """Coefficients (C, NUM_WAVES, *space), float64, by least squares over all training states; one pass.
 
+    Points that are always missing get NaN; points that are missing at some times are refused.
+
     The waves are fitted to the states, or to what `of` makes of them. Less than a year of data does not know the other
     seasons: the waves of the year then get the coefficient 0.
     """
@@ -100,7 +117,21 @@ def fit_harmonics(train: FieldSequences, of: Quantity | None = None) -> Tensor:
         gram, moment = gram + waves.T @ waves, moment + waves.T @ values.flatten(1)
     # of waves that are left out, or that few states do not tell apart, the smallest solution is taken
     solution = torch.linalg.pinv(gram, hermitian=True, rtol=1e-8) @ moment
+    _require_constant_mask(train)
     return solution.reshape(-1, *values.shape[1:]).movedim(0, 1)
+
+
+def _require_constant_mask(train: FieldSequences) -> None:
+    """Refuse variables that are missing at some times only: their waves would be fitted to other times elsewhere."""
+    if not masked_of(train):
+        return
+    share = observed_share(train)
+    changing = [name for name, one in zip(train.variables, share, strict=True) if bool(((one > 0) & (one < 1)).any())]
+    if changing:
+        raise FieldDataError(
+            f"{train.source}: a seasonal mean needs points that are missing always or never; those of {changing} "
+            "change: fill them, or set model.seasonal to false"
+        )
 
 
 def _has_whole_year(train: FieldSequences) -> bool:
@@ -122,8 +153,9 @@ def _blocks(train: FieldSequences, of: Quantity | None = None) -> Iterator[tuple
     """The states, or what `of` makes of them, and their times, a block after the other."""
     for sequence in range(train.num_sequences):
         times = torch.as_tensor(np.asarray(train.times(sequence)))
-        for start in range(0, len(times), BLOCK):
-            stop = min(len(times), start + BLOCK)
+        size = block_size(train, BLOCK)
+        for start in range(0, len(times), size):
+            stop = min(len(times), start + size)
             states = train.read(sequence, start, stop).double()  # (n, C, *space)
             yield (states if of is None else of(states, times[start:stop])), times[start:stop]
 
@@ -171,7 +203,18 @@ def require_data(encoder: FieldEncoder, data: FieldSequences) -> None:
             f"the data hold {list(data.variables)}"
         )
     require_grid(data.source, data.coordinates, encoder.coordinates)
+    _require_units(encoder, data)
     if abs(data.time_step / config.time_step - 1) > 1e-4:
         raise FieldDataError(
             f"{data.source}: states are {data.time_step:g} apart, the model steps by {config.time_step:g}"
         )
+
+
+def _require_units(encoder: FieldEncoder, data: FieldSequences) -> None:
+    """Refuse another unit than that of the training data, where both are known."""
+    given = units_of(data)
+    for name, unit in encoder.units.items():
+        if given.get(name, unit) != unit:
+            raise FieldDataError(
+                f"{data.source}: {name} is in {given[name]}, the model was trained with {unit}: convert it"
+            )

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from marigold_uq.commands.runner import Invocation
 from marigold_uq.field import figures
 from marigold_uq.field.config import FieldData, read_config
 from marigold_uq.field.data import FieldSequences, Transitions, statistics_of
+from marigold_uq.field.data.sequences import units_of
 from marigold_uq.field.encoding import require_data
 from marigold_uq.field.forecasters import (
     Climatology,
@@ -24,10 +25,11 @@ from marigold_uq.field.forecasters import (
     PipelineForecaster,
     Precision,
 )
-from marigold_uq.field.scores import accumulate_scores, independent_groups, spread_windows
+from marigold_uq.field.scorecard import write_scorecard
+from marigold_uq.field.scores import Channels, accumulate_channels, independent_groups, spread_windows
 from marigold_uq.field.splits import FieldSplit, open_split, target_hours
 from marigold_uq.files import fingerprint, make_folder, require_same
-from marigold_uq.metrics import expected_coverage
+from marigold_uq.metrics import MeanAccumulator, expected_coverage
 from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.results import METRICS_FILE, as_json, markdown_table, number, write_results
 
@@ -37,6 +39,7 @@ __all__ = [
     "MIN_SCALE_SHARE",
     "PAIRED",
     "SHOWN",
+    "VARIABLES",
     "FieldEvaluation",
     "evaluate_field",
     "report",
@@ -47,7 +50,9 @@ __all__ = [
 REPORT_FILE = "report.md"
 SHOWN = ("rmse", "crps", "energy_score", "gaussian_nll", "coverage", "conformal_coverage", "spread_skill_ratio")
 CURVES = ("rmse", "crps", "coverage", "spread_skill_ratio")
-PAIRED, GROUPS = "crps_of_windows", "groups_of_windows"
+WIDTHS = ("conformal_width", "interval_width")
+PAIRED, GROUPS, VARIABLES = "crps_of_windows", "groups_of_windows", "variables"
+TOGETHER = "all variables"
 MIN_SCALE_SHARE = 1e-3
 """The floor of the NLL's standard deviation, as a share of the deviation of the training increments."""
 
@@ -76,6 +81,7 @@ class FieldEvaluation:
         device: Where the network runs.
         mixed_precision: "no", "bf16" or "fp16", of the network.
         figures: Draw figures.
+        reference: Folder of another evaluation of the same windows, for a scorecard of this one against it.
     """
 
     run: Path | None = None
@@ -96,6 +102,7 @@ class FieldEvaluation:
     device: str = "cpu"
     mixed_precision: Precision = "no"
     figures: bool = True
+    reference: Path | None = None
 
     def resolved(self) -> FieldEvaluation:
         """The same with data and model, which a run may have said."""
@@ -116,6 +123,8 @@ def run_evaluation(options: FieldEvaluation, invocation: Invocation) -> int:
     """The command `eval/eval_field.py`: evaluate and print the tables."""
     metrics = evaluate_field(options, command=invocation.command)
     print(report({metrics["predictor"]["model"]: metrics}))
+    if options.reference is not None:
+        print(write_scorecard(options.output, metrics, options.reference, draw=options.figures))
     return 0
 
 
@@ -141,8 +150,10 @@ def _data(options: FieldEvaluation) -> FieldData:
 
 
 def as_plain(options: Any) -> dict[str, Any]:
-    """A dataclass as JSON has it."""
-    return json.loads(json.dumps(asdict(options), default=str))
+    """What decides the results, as JSON has it."""
+    plain = json.loads(json.dumps(asdict(options), default=str))
+    plain.pop("reference", None)  # the scorecard is made anew each time
+    return plain
 
 
 def model_fingerprint(model: str | Path | None) -> str | None:
@@ -188,38 +199,88 @@ def _check_model(options: FieldEvaluation, pipeline: FieldForecastPipeline) -> N
 def score_split(forecaster: Forecaster, options: FieldEvaluation, split: FieldSplit) -> dict[str, dict[str, Any]]:
     """One-step and rollout scores: part -> metric -> {value (L, ...), standard_error, num_samples}, plain numbers.
 
-    `crps_of_windows` of each part is the CRPS of every window, {window: (L,)}, for differences of paired forecasts;
-    `groups_of_windows` says which of them are not independent.
+    With one variable a part is in its unit. With several it is in units of each variable's increments, in which they
+    can be averaged; `variables` has each in its own unit. `crps_of_windows` of each part is the CRPS of every window,
+    {window: (L,)}, for differences of paired forecasts; `groups_of_windows` says which of them are not independent.
     """
     sequences = getattr(split, options.split)
     pipeline = getattr(forecaster, "pipeline", None)
     targets = list(options.targets or split.train.variables) if pipeline is None else pipeline.encoder.config.targets
     history = (options.num_history or 2) if pipeline is None else pipeline.encoder.config.num_history
     select = _selector(split.train, targets)
-    statistics = statistics_of(split.train)
-    spread = max(statistics[name].increment_std for name in targets)
-    leads = {"one_step": (1, options.num_one_step), "rollout": (options.num_leads, options.num_rollouts)}
-    results = {}
-    for part, (num_leads, count) in leads.items():
-        if count == 0:
-            continue
-        hours = target_hours(_data(options))
-        windows = Transitions(sequences, num_history=history, num_leads=num_leads, target_hours=hours)
-        ids = spread_windows(count, len(windows))
-        found = accumulate_scores(
-            forecaster,
-            windows,
-            ids,
-            select_targets=select,
-            select_samples=select if pipeline is None else lambda samples: samples,
-            min_scale=MIN_SCALE_SHARE * spread,
-            coverage=options.coverage,
-        )
-        table = found.samples()["crps"]
-        results[part] = as_json(found.compute())
-        results[part][PAIRED] = {str(i): row for i, row in zip(table.ids, table.values.tolist(), strict=True)}
-        results[part][GROUPS] = dict(zip(map(str, ids), independent_groups(windows, ids), strict=True))
+    statistics = statistics_of(split.train) if pipeline is None else pipeline.encoder.statistics
+    scoring = _Scoring(
+        tuple(targets),
+        score_groups({name: statistics[name].increment_std for name in targets}),
+        select,
+        select if pipeline is None else lambda samples: samples,
+        options.coverage,
+    )
+    parts = {"one_step": (1, options.num_one_step), "rollout": (options.num_leads, options.num_rollouts)}
+    hours, results = target_hours(_data(options)), {}
+    for part, (num_leads, count) in parts.items():
+        if count:
+            windows = Transitions(sequences, num_history=history, num_leads=num_leads, target_hours=hours)
+            results[part] = _score_part(forecaster, windows, count, scoring)
     return results
+
+
+class _Scoring(NamedTuple):
+    """What is scored: variables, what is scored together, how their channels are taken, coverage of the intervals."""
+
+    targets: tuple[str, ...]
+    groups: dict[str, Channels]
+    select_targets: Callable[[Tensor], Tensor]
+    select_samples: Callable[[Tensor], Tensor]
+    coverage: float
+
+
+def _score_part(forecaster: Forecaster, windows: Transitions, count: int, scoring: _Scoring) -> dict[str, Any]:
+    """The scores of about `count` windows."""
+    ids = spread_windows(count, len(windows))
+    found = accumulate_channels(
+        forecaster,
+        windows,
+        ids,
+        scoring.groups,
+        scoring.select_targets,
+        scoring.select_samples,
+        coverage=scoring.coverage,
+    )
+    table = found[TOGETHER].samples()["crps"]
+    return {
+        **as_json(found[TOGETHER].compute()),
+        VARIABLES: _variable_scores(found, scoring.targets, units_of(windows.sequences)),
+        PAIRED: {str(i): row for i, row in zip(table.ids, table.values.tolist(), strict=True)},
+        GROUPS: dict(zip(map(str, ids), independent_groups(windows, ids), strict=True)),
+    }
+
+
+def score_groups(scales: Mapping[str, float]) -> dict[str, Channels]:
+    """What is scored together: everything, in common units where there are several variables, and each variable.
+
+    `scales` are the deviations of the variables' increments, in the order of the channels.
+    """
+    units = torch.tensor(list(scales.values()), dtype=torch.float64)
+    together = Channels(slice(None), units, MIN_SCALE_SHARE)
+    if len(scales) == 1:
+        return {TOGETHER: Channels(slice(None), None, MIN_SCALE_SHARE * float(units[0]))}
+    alone = {
+        name: Channels(slice(number, number + 1), None, MIN_SCALE_SHARE * scale)
+        for number, (name, scale) in enumerate(scales.items())
+    }
+    return {TOGETHER: together, **alone}
+
+
+def _variable_scores(
+    found: Mapping[str, MeanAccumulator], targets: Sequence[str], units: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    """Variable -> its unit, and its scores in it."""
+    scores = {name: as_json(found.get(name, found[TOGETHER]).compute()) for name in targets}
+    return {
+        name: {"unit": units.get(name), **{metric: own[metric] for metric in (*SHOWN, *WIDTHS) if metric in own}}
+        for name, own in scores.items()
+    }
 
 
 def _selector(train: FieldSequences, targets: Sequence[str]) -> Callable[[Tensor], Tensor]:
@@ -239,16 +300,12 @@ def _write(
     command: str | None,
 ) -> dict[str, Any]:
     """Figures, report, and metrics.json last."""
-    one_step = {
-        name: {key: _first(value) for key, value in entry.items()}
-        for name, entry in results.get("one_step", {}).items()
-        if name in SHOWN
-    }
+    one_step = _headline(results.get("one_step", {}))
     size = options.ensemble_size
     facts: dict[str, Any] = {
         "predictor": {"name": forecaster.name, "model": options.model, "ensemble_size": size},
         "data": {"name": split.test.source, "title": Path(split.test.source).stem},
-        "num_samples": one_step["rmse"]["num_samples"] if one_step else 0,
+        "num_samples": next(iter(one_step.values()))["num_samples"] if one_step else 0,
         "expected_coverage": expected_coverage(size, options.coverage) if size > 1 else None,
         "lead_time_step": split.test.time_step,
         "fingerprint": model_fingerprint(options.model),
@@ -263,57 +320,106 @@ def _write(
     )
 
 
+def _headline(one_step: Mapping[str, Any]) -> dict[str, Any]:
+    """Scores one step ahead for metrics.json and the card; those of several variables say which, and in what unit."""
+    variables = one_step.get(VARIABLES, {})
+    if len(variables) < 2:
+        return {name: _at_first(entry) for name, entry in one_step.items() if name in SHOWN}
+    return {
+        f"{metric}, {_titled(name, own)}": _at_first(own[metric])
+        for name, own in variables.items()
+        for metric in SHOWN
+        if metric in own
+    }
+
+
+def _at_first(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _first(value) for key, value in entry.items()}
+
+
+def _titled(name: str, scores: Mapping[str, Any]) -> str:
+    return f"{name} ({scores['unit']})" if scores.get("unit") else name
+
+
 def report(models: Mapping[str, Mapping[str, Any]], leads: Sequence[int] | None = None) -> str:
-    """Tables in Markdown: one step ahead, and at some lead times of the rollout."""
+    """Tables in Markdown, for each variable: one step ahead, and at some lead times of the rollout."""
     parts = []
     if any("one_step" in metrics for metrics in models.values()):
-        parts += ["## One step ahead\n", table(models, "one_step", 0)]
+        parts += ["## One step ahead\n", *_tables(models, "one_step", 0)]
     for lead in leads or _some_leads(models):
-        parts += [f"\n## Rollout, lead time {lead}\n", table(models, "rollout", lead - 1)]
+        parts += [f"\n## Rollout, lead time {lead}\n", *_tables(models, "rollout", lead - 1)]
     return "\n".join(parts) + "\n"
 
 
-def table(models: Mapping[str, Mapping[str, Any]], part: str, lead: int) -> str:
-    """A row per model, its standard error behind each number."""
-    rows = [
-        [name, *(_cell(metrics.get(part, {}).get(metric), lead) for metric in SHOWN)]
-        for name, metrics in models.items()
-    ]
+def _tables(models: Mapping[str, Mapping[str, Any]], part: str, lead: int) -> list[str]:
+    """One table, or one for each of several variables under its name and unit."""
+    titles: dict[str, str] = {}
+    for metrics in models.values():
+        for name, scores in metrics.get(part, {}).get(VARIABLES, {}).items():
+            titles[name] = _titled(name, scores)
+    if len(titles) < 2:
+        unit = [f"In {title.removeprefix(name)[2:-1]}.\n" for name, title in titles.items() if title != name]
+        return [*unit, table(models, part, lead)]
+    own = [text for name, title in titles.items() for text in (f"\n{title}\n", table(models, part, lead, name))]
+    return [*own, "\nAll variables, in deviations of their increments\n", table(models, part, lead)]
+
+
+def table(models: Mapping[str, Mapping[str, Any]], part: str, lead: int, variable: str | None = None) -> str:
+    """A row per model, its standard error behind each number; of one variable, or of all together."""
+    rows = []
+    for name, metrics in models.items():
+        scores = metrics.get(part, {})
+        scores = scores if variable is None else scores.get(VARIABLES, {}).get(variable, {})
+        rows.append([name, *(_cell(scores.get(metric), lead) for metric in SHOWN)])
     return markdown_table(["model", *SHOWN], rows)
 
 
 def draw_figures(models: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
-    """Scores against lead time for all models; spectra and ranks of the last one."""
+    """Scores against lead time, a figure for each of several variables; spectra and ranks of the last model."""
     rolled = {name: metrics["rollout"] for name, metrics in models.items() if "rollout" in metrics}
     if not rolled:
         return
     any_model = next(iter(models.values()))
     num_leads = len(next(iter(rolled.values()))["rmse"]["value"])
-    step = any_model["lead_time_step"]
+    variables: dict[str, Any] = next(iter(rolled.values())).get(VARIABLES, {})
+    units = [scores.get("unit") or "" for scores in variables.values()]
+    _draw_lead_times(rolled, any_model, folder / "lead_times.png", units[0] if len(units) == 1 else "")
+    for name, unit in zip(variables, units, strict=True) if len(units) > 1 else ():
+        own = {model: one.get(VARIABLES, {}).get(name, {}) for model, one in rolled.items()}
+        _draw_lead_times(own, any_model, folder / f"lead_times_{name}.png", unit)
+    name, last = list(rolled.items())[-1]
+    chosen = sorted({0, num_leads // 2, num_leads - 1})
+    labels = {"spectrum_target": "truth", "spectrum_members": "members", "spectrum_mean": "ensemble mean"}
+    if set(labels) <= set(last):
+        spectra = {
+            f"{name}, lead time {lead + 1}": {label: last[key]["value"][lead] for key, label in labels.items()}
+            for lead in chosen
+        }
+        plotting.save_figure(figures.spectrum_plot(spectra), folder / "spectra.png", overwrite=True)
+    if "rank_histogram" in last:
+        ranks = plotting.pit_histogram(last["rank_histogram"]["value"][0], label="rank")
+        plotting.save_figure(ranks, folder / "ranks.png", overwrite=True)
+
+
+def _draw_lead_times(
+    rolled: Mapping[str, Mapping[str, Any]], any_model: Mapping[str, Any], path: Path, unit: str
+) -> None:
+    """Model -> scores, one panel per metric."""
     values = {
         metric: {name: one[metric]["value"] for name, one in rolled.items() if metric in one} for metric in CURVES
     }
     shown = {metric: curves for metric, curves in values.items() if curves}
-    times = [step * lead for lead in range(1, num_leads + 1)]
-    calendar = step >= 3600
+    step, calendar = any_model["lead_time_step"], any_model["lead_time_step"] >= 3600
+    num_leads = len(next(iter(shown["rmse"].values())))
+    times = [step * lead / (86_400 if calendar else 1) for lead in range(1, num_leads + 1)]
     figure = figures.lead_time_curves(
         shown,
-        [time / 86_400 for time in times] if calendar else times,
+        times,
         unit="(days)" if calendar else "",
         expected_coverage=any_model["expected_coverage"],
+        value_unit=unit,
     )
-    plotting.save_figure(figure, folder / "lead_times.png", overwrite=True)
-    name, last = list(rolled.items())[-1]
-    chosen = sorted({0, num_leads // 2, num_leads - 1})
-    labels = {"spectrum_target": "truth", "spectrum_members": "members", "spectrum_mean": "ensemble mean"}
-    spectra = {
-        f"{name}, lead time {lead + 1}": {label: last[key]["value"][lead] for key, label in labels.items()}
-        for lead in chosen
-    }
-    plotting.save_figure(figures.spectrum_plot(spectra), folder / "spectra.png", overwrite=True)
-    if "rank_histogram" in last:
-        ranks = plotting.pit_histogram(last["rank_histogram"]["value"][0], label="rank")
-        plotting.save_figure(ranks, folder / "ranks.png", overwrite=True)
+    plotting.save_figure(figure, path, overwrite=True)
 
 
 def _first(value: Any) -> Any:

@@ -19,6 +19,7 @@ __all__ = [
     "matrix_panels",
     "parameter_curves",
     "rank_and_spectrum_panels",
+    "scorecard_figure",
     "spectrum_plot",
 ]
 
@@ -33,14 +34,23 @@ TITLES = {
     RATIO: "spread / skill",
     "gaussian_nll": "Gaussian NLL",
 }
+DIMENSIONAL = ("rmse", "crps", "energy_score")
 LEAST_RANGE = {COVERAGE: (0.88, 1.0), RATIO: (0.8, 1.2)}
 """Shown at least, so that noise does not look like a trend."""
 
 
 def lead_time_curves(
-    values: Mapping[str, Curves], lead_times: Sequence[float], *, unit: str = "", expected_coverage: float | None = None
+    values: Mapping[str, Curves],
+    lead_times: Sequence[float],
+    *,
+    unit: str = "",
+    expected_coverage: float | None = None,
+    value_unit: str = "",
 ) -> Figure:
-    """One panel per metric (metric -> model -> value per lead time), one line per model, the same in all panels."""
+    """One panel per metric (metric -> model -> value per lead time), one line per model, the same in all panels.
+
+    `unit` is that of the lead times, in brackets; `value_unit` that of the scores that have one.
+    """
     places = {
         label: place for place, label in enumerate(dict.fromkeys(m for curves in values.values() for m in curves))
     }
@@ -53,7 +63,8 @@ def lead_time_curves(
         level = {COVERAGE: expected_coverage, RATIO: 1.0}.get(metric)
         if level is not None:
             axes.axhline(level, linestyle=":", label="perfect samples", **REFERENCE)
-        axes.set_title(TITLES.get(metric, metric), fontsize=10)
+        own_unit = f" ({value_unit})" if value_unit and metric in DIMENSIONAL else ""
+        axes.set_title(TITLES.get(metric, metric) + own_unit, fontsize=10)
         axes.set_xlabel(f"lead time {unit}".strip(), fontsize=9)
         axes.xaxis.set_major_locator(MaxNLocator(5))
         if metric in LEAST_RANGE:
@@ -108,6 +119,36 @@ def rank_and_spectrum_panels(
     grid[0, 0].set_ylabel("density", fontsize=8)
     grid[1, 0].set_ylabel("power", fontsize=8)
     grid[1, 0].legend(frameon=False, fontsize=7)
+    return figure
+
+
+def scorecard_figure(
+    changes: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str], title: str
+) -> Figure:
+    """Changes in percent as a coloured table: blue is lower (better), red higher; the number stands in each cell."""
+    values = np.asarray(changes, np.float64)
+    known = np.abs(values[np.isfinite(values)])
+    bound = max(5.0, float(known.max())) if known.size else 5.0
+    figure = Figure(figsize=(2.4 + 0.62 * len(columns), 1.3 + 0.42 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(values, cmap="RdBu_r", vmin=-bound, vmax=bound, aspect="auto")
+    axes.set_xticks(range(len(columns)), columns, fontsize=8)
+    axes.set_yticks(range(len(rows)), rows, fontsize=8)
+    axes.set_xlabel("lead time", fontsize=9)
+    axes.set_title(f"{title}, change in %", fontsize=10)
+    for (row, column), value in np.ndenumerate(values):
+        if np.isfinite(value):
+            color = "white" if abs(value) > 0.6 * bound else "black"
+            axes.text(
+                column,
+                row,
+                f"{round(value):+d}" if round(value) else "0",
+                ha="center",
+                va="center",
+                fontsize=8,
+                color=color,
+            )
+    figure.colorbar(image, ax=axes, label="%")
     return figure
 
 

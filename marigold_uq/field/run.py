@@ -129,7 +129,7 @@ def new_pipeline(model: FieldModel, train: FieldSequences, *, seed: int = 0) -> 
         seasonal=model.seasonal,
     )
     scheduler = new_scheduler(model)
-    options: dict[str, Any] = {"periodic": tuple(not train.calendar for _ in encoder.space), **model.unet}
+    options: dict[str, Any] = {"periodic": encoder.periodic, **model.unet}
     network = build_network(
         scheduler,
         encoder.event_shape,

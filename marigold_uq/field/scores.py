@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from marigold_uq.field.data import Transitions, latitude_weights
+from marigold_uq.field.data.sequences import masked_of
 from marigold_uq.field.forecasters import Forecaster
 from marigold_uq.metrics import (
     Estimate,
@@ -24,7 +26,15 @@ from marigold_uq.metrics import (
 from marigold_uq.models.field_grid import DAY
 from marigold_uq.pipelines.field.output import scaled_interval
 
-__all__ = ["accumulate_scores", "independent_groups", "power_spectrum", "score_forecasts", "spread_windows"]
+__all__ = [
+    "Channels",
+    "accumulate_channels",
+    "accumulate_scores",
+    "independent_groups",
+    "power_spectrum",
+    "score_forecasts",
+    "spread_windows",
+]
 
 
 Select = Callable[[Tensor], Tensor]
@@ -59,6 +69,16 @@ def score_forecasts(
     ).compute()
 
 
+class Channels(NamedTuple):
+    """Channels that are scored together: which, in what units (C,) (None: their own), and the floor of the NLL's
+    deviation in these units.
+    """
+
+    places: slice
+    units: Tensor | None
+    min_scale: float
+
+
 def accumulate_scores(
     forecaster: Forecaster,
     windows: Transitions,
@@ -73,6 +93,8 @@ def accumulate_scores(
 ) -> MeanAccumulator:
     """The statistics of every window, with the lead times first; `compute` averages them.
 
+    All channels are averaged in their own unit: `accumulate_channels` keeps variables apart.
+
     Args:
         forecaster: Makes the samples.
         windows: History and future states; the number of lead times is theirs.
@@ -84,24 +106,88 @@ def accumulate_scores(
         batch_size: Windows at once.
         seed: Of the ties in the rank histogram.
     """
+    everything = {"": Channels(slice(None), None, min_scale)}
+    how = {"coverage": coverage, "batch_size": batch_size, "seed": seed}
+    return accumulate_channels(forecaster, windows, indices, everything, select_targets, select_samples, **how)[""]
+
+
+def accumulate_channels(
+    forecaster: Forecaster,
+    windows: Transitions,
+    indices: Sequence[int],
+    groups: Mapping[str, Channels],
+    select_targets: Select,
+    select_samples: Select,
+    *,
+    coverage: float = 0.95,
+    batch_size: int = 8,
+    seed: int = 0,
+) -> dict[str, MeanAccumulator]:
+    """The statistics of each group of channels, from the same samples; the arguments are those of `accumulate_scores`.
+
+    Points that are missing in the truth or in the last known state do not count.
+    """
     weight = latitude_weights(windows.sequences.coordinates)
-    accumulator = MeanAccumulator()
-    generator = torch.Generator().manual_seed(seed)
-    calibrated = getattr(forecaster, "interval_scales", None)
-    scales = calibrated(coverage) if calibrated is not None else None
+    accumulators = {name: MeanAccumulator() for name in groups}
+    generators = {name: torch.Generator().manual_seed(seed) for name in groups}
     for first in range(0, len(indices), batch_size):
         some = list(indices[first : first + batch_size])
-        batch = default_collate([windows[index] for index in some])
-        target = select_targets(batch["future"])  # (B, L, C, *space)
-        samples = select_samples(forecaster.forecast(batch, some, windows.num_leads))
-        _require_finite(forecaster, samples, some)
-        add_statistics(accumulator, samples, target, some, weight, min_scale, coverage, generator)
-        if scales is not None and len(samples) > 1:
-            accumulator.update(interval_statistics(samples, target, scales), some, weight=weight, keep=1)
-    return accumulator
+        forecast = _forecast(forecaster, windows, some, select_targets, select_samples)
+        half_widths = _half_widths(forecaster, forecast.samples, coverage)
+        for name, channels in groups.items():
+            one = forecast.of(channels)
+            add_statistics(
+                accumulators[name], one.samples, one.target, some, weight, channels.min_scale, coverage,
+                generators[name], mask=one.mask,
+            )  # fmt: skip
+            if half_widths is not None:
+                inside = interval_statistics(one.samples, one.target, half_widths[channels.places])
+                accumulators[name].update(inside, some, mask=one.mask, weight=weight, keep=1)
+    return accumulators
 
 
-def interval_statistics(samples: Tensor, target: Tensor, scales: Sequence[float]) -> dict[str, Tensor]:
+class _Forecast(NamedTuple):
+    """Samples (M, B, L, C, *space), target (B, L, C, *space), and where both count; elsewhere they are 0."""
+
+    samples: Tensor
+    target: Tensor
+    mask: Tensor | None
+
+    def of(self, channels: Channels) -> _Forecast:
+        """Some channels in their units."""
+        places, units = channels.places, channels.units
+        samples, target = self.samples[:, :, :, places], self.target[:, :, places]
+        if units is not None:
+            scale = units[places].reshape(-1, *[1] * (target.ndim - 3)).to(target)
+            samples, target = samples / scale, target / scale
+        return _Forecast(samples, target, None if self.mask is None else self.mask[:, :, places])
+
+
+def _forecast(
+    forecaster: Forecaster, windows: Transitions, ids: list[int], select_targets: Select, select_samples: Select
+) -> _Forecast:
+    batch = default_collate([windows[index] for index in ids])
+    target = select_targets(batch["future"])  # (B, L, C, *space)
+    samples = select_samples(forecaster.forecast(batch, ids, windows.num_leads))
+    mask = None
+    if masked_of(windows.sequences):
+        last = select_targets(batch["history"][:, -1]).unsqueeze(1)
+        mask = target.isfinite() & last.isfinite()
+        samples, target = torch.where(mask, samples, 0), torch.where(mask, target, 0)
+    _require_finite(forecaster, samples, ids)
+    return _Forecast(samples, target, mask)
+
+
+def _half_widths(forecaster: Forecaster, samples: Tensor, coverage: float) -> list[list[float]] | None:
+    """Of the forecaster's calibrated intervals, a row per channel; None where it has none for these samples."""
+    calibrated, pipeline = getattr(forecaster, "interval_scales", None), getattr(forecaster, "pipeline", None)
+    scales = calibrated(coverage) if calibrated is not None and len(samples) > 1 else None
+    if scales is None:
+        return None
+    return [list(scales)] * samples.shape[3] if pipeline is None else pipeline.by_variable(scales)
+
+
+def interval_statistics(samples: Tensor, target: Tensor, scales: Sequence[Sequence[float]]) -> dict[str, Tensor]:
     """Whether the model's calibrated interval holds the truth, and its width, each (B, L, C, *space)."""
     lower, upper = scaled_interval(samples, scales).unbind()
     inside = (lower <= target) & (target <= upper)
@@ -117,11 +203,15 @@ def add_statistics(
     min_scale: float,
     coverage: float,
     generator: torch.Generator,
+    mask: Tensor | None = None,
 ) -> None:
-    """Members (M, B, L, C, *space) against target (B, L, C, *space); geographic grids weigh by cos(latitude)."""
+    """Members (M, B, L, C, *space) against target (B, L, C, *space); geographic grids weigh by cos(latitude).
+
+    Spectra are of whole fields alone: with a `mask` there are none.
+    """
     if len(samples) > 1:
-        panel = ensemble_statistics(samples, target, min_scale=min_scale, level=coverage)
-        counts = rank_histogram(samples, target, generator=generator, sample_dims=2)
+        panel = ensemble_statistics(samples, target, min_scale=min_scale, level=coverage, mask=mask)
+        counts = rank_histogram(samples, target, generator=generator, sample_dims=2, mask=mask)
         shares = counts / counts.sum(-1, keepdim=True)
         accumulator.update({"rank_histogram": shares}, ids, keep=2)
     else:
@@ -130,17 +220,22 @@ def add_statistics(
             "absolute_error": absolute_error(samples, target),
             "crps": crps(samples, target),
         }
-    accumulator.update(panel, ids, weight=weight, keep=1)
+    accumulator.update(panel, ids, mask=mask, weight=weight, keep=1)
     scale = 1.0 if weight is None else weight.sqrt().to(target)  # the distance weighs coordinates alike
-    energy = energy_score(samples * scale, target * scale, target.ndim - 2)
+    energy = energy_score(samples * scale, target * scale, target.ndim - 2, mask=mask)
     accumulator.update({"energy_score": energy}, ids, keep=1)
+    if mask is None:
+        accumulator.update(_spectra(samples, target), ids, keep=2)
+
+
+def _spectra(samples: Tensor, target: Tensor) -> dict[str, Tensor]:
+    """Power per wave number, (B, L, waves)."""
     num_axes = target.ndim - 3
-    spectra = {
+    return {
         "spectrum_members": power_spectrum(samples, num_axes).mean(0),
         "spectrum_mean": power_spectrum(samples.mean(0), num_axes),
         "spectrum_target": power_spectrum(target, num_axes),
     }
-    accumulator.update(spectra, ids, keep=2)
 
 
 def power_spectrum(states: Tensor, num_axes: int) -> Tensor:

@@ -7,7 +7,14 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from marigold_uq.field.config import FieldData, FieldTrainConfig, PdeData, WeatherData
-from marigold_uq.field.data import FieldSequences, RandomTransitions, Transitions, open_weather, read_trajectories
+from marigold_uq.field.data import (
+    FieldSequences,
+    RandomTransitions,
+    Transitions,
+    WindowedTransitions,
+    open_weather,
+    read_trajectories,
+)
 
 __all__ = ["FieldSplit", "open_split", "target_hours", "training_samples"]
 
@@ -33,6 +40,7 @@ def _open_pde(data: PdeData) -> FieldSplit:
         data.path,
         states=slice(0, data.num_states, data.state_stride),
         points=slice(None, None, data.point_stride),
+        thin_again=data.thin_again,
     )
     split = trajectories.split(data.split_seed, test=data.test, validation=data.validation)
     return FieldSplit(split.train, split.validation, split.test)
@@ -45,6 +53,8 @@ def _open_weather(data: WeatherData) -> FieldSplit:
         static=data.static,
         latitude=data.latitude,
         longitude=data.longitude,
+        masked=data.masked,
+        target_hours=data.target_hours,
         storage_options=data.storage_options or None,
     )
     parts = [record.between(*period) for period in (data.train, data.validation, data.test)]
@@ -60,8 +70,12 @@ def _require_apart(parts: Sequence[FieldSequences]) -> None:
 
 
 def training_samples(config: FieldTrainConfig, train: FieldSequences) -> Transitions:
-    """All transitions, or one random time of every sequence per epoch."""
-    history = config.model.num_history
+    """All transitions, window by window where the data say so, or one random time of every sequence per epoch."""
+    history, weather = config.model.num_history, config.data.weather
+    if weather is not None and weather.window and not config.one_time_per_epoch:
+        return WindowedTransitions(
+            train, window=weather.window, num_open=weather.open_windows, num_history=history, seed=config.training.seed
+        )
     if config.one_time_per_epoch:
         return RandomTransitions(train, num_history=history, seed=config.training.seed)
     return Transitions(train, num_history=history, target_hours=target_hours(config.data))

@@ -14,9 +14,10 @@ from torch.utils.data import default_collate
 from marigold_uq.denoising import Denoiser
 from marigold_uq.field.config import PlateauConfig
 from marigold_uq.field.data import Transitions
+from marigold_uq.field.objective import MaskedObjective
 from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.randomness import member_seed
-from marigold_uq.training.objective import Objective, ObjectiveConfig
+from marigold_uq.training.objective import ObjectiveConfig
 from marigold_uq.training.order import Ordered
 from marigold_uq.training.task import Stateful, TrainingTask
 
@@ -104,7 +105,7 @@ class FieldTask(TrainingTask):
         self.device = torch.device(device)
         pipeline.to(self.device)
         self.network: nn.Module = pipeline.unet
-        self.objective = Objective(objective, pipeline.scheduler, direction_group=DIRECTION_GROUP)
+        self.objective = MaskedObjective(objective, pipeline.scheduler, direction_group=DIRECTION_GROUP)
         self.objective.scale.to(self.device)
         self.plateau = Plateau(plateau or PlateauConfig())
 

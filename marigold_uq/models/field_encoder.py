@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.models.modeling_utils import ModelMixin
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from marigold_uq.distributions import NoiseDistribution
@@ -21,7 +22,9 @@ from marigold_uq.models.field_grid import (
     YEAR,
     FieldDataError,
     FieldStatistics,
+    area_weights,
     harmonic_basis,
+    periodic_axes,
     require_statistics,
 )
 from marigold_uq.models.noise_color import move_only
@@ -31,10 +34,14 @@ __all__ = ["FieldEncoder", "ModelMixin"]  # diffusers looks for ModelMixin in th
 TIME_FEATURES = ("hour", "year")
 FAR_OFF = 12.0
 """Mean of a whole input state, in standard deviations of the training states, that can only be another unit."""
+HOUR = 3600
 
 
 class FieldEncoder(ModelMixin, ConfigMixin):
-    """Scaling and condition of a field model: no weights, one buffer.
+    """Scaling and condition of a field model: no weights, only buffers.
+
+    Missing values are NaN, in variables that are `masked`. The network sees them as the mean state; what is predicted
+    where the last state is missing, or was missing at all training times, is NaN again.
 
     Args:
         variables: Names of the state's channels.
@@ -50,9 +57,14 @@ class FieldEncoder(ModelMixin, ConfigMixin):
             `harmonics` (C, waves, *space).
         calendar: Whether times are seconds since 1970.
         time_step: Time between states.
+        units: Variable -> its unit, for outputs and reports.
+        target_hours: UTC hours that the model was trained to predict; None: any.
+        masked: Variables that may hold NaN; the buffer `observed` (C, *space) is the share of training times with a
+            value.
     """
 
     static: Tensor  # (S, *space)
+    observed: Tensor  # (C, *space), only where something is `masked`
     harmonics: Tensor  # (C, waves, *space), only where `seasonal`
 
     @register_to_config
@@ -69,11 +81,16 @@ class FieldEncoder(ModelMixin, ConfigMixin):
         seasonal: bool = False,
         calendar: bool = False,
         time_step: float = 1.0,
+        units: Mapping[str, str] | None = None,
+        target_hours: Sequence[int] | None = None,
+        masked: Sequence[str] = (),
     ) -> None:
         super().__init__()
         _check_names(tuple(variables), tuple(targets), tuple(time_features), calendar)
         if seasonal and not calendar:
             raise ValueError("a seasonal mean needs times that are dates (calendar=True)")
+        if target_hours and not calendar:
+            raise ValueError("target_hours need times that are dates (calendar=True)")
         if not coordinates:
             raise ValueError("coordinates name at least one spatial axis and its values")
         require_statistics("field encoder", statistics or {}, tuple(variables))
@@ -82,6 +99,8 @@ class FieldEncoder(ModelMixin, ConfigMixin):
         self.register_buffer("static", torch.zeros(len(static_names), *self.space))
         if seasonal:
             self.register_buffer("harmonics", torch.zeros(len(variables), NUM_WAVES, *self.space))
+        if masked:
+            self.register_buffer("observed", torch.ones(len(variables), *self.space))
 
     @property
     def space(self) -> tuple[int, ...]:
@@ -92,6 +111,16 @@ class FieldEncoder(ModelMixin, ConfigMixin):
     def event_shape(self) -> tuple[int, ...]:
         """Shape of what is diffused, (targets, *space)."""
         return (len(self.config.targets), *self.space)
+
+    @property
+    def periodic(self) -> tuple[bool, ...]:
+        """Whether each spatial axis closes on itself, by its coordinates."""
+        return periodic_axes(self.coordinates, bool(self.config.calendar))
+
+    @property
+    def units(self) -> Mapping[str, str]:
+        """Variable -> unit, of those whose unit is known."""
+        return dict(self.config.get("units") or {})
 
     @property
     def condition_channels(self) -> int:
@@ -109,7 +138,7 @@ class FieldEncoder(ModelMixin, ConfigMixin):
     def condition(self, history: Tensor, time: Tensor | None = None) -> Tensor:
         """(B, condition_channels, *space) from states (B, num_history, C, *space) and the times (B,) of the last."""
         batch = history.shape[0]
-        states = (history - self._column("mean", history)) / self._column("std", history)
+        states = self._filled((history - self._column("mean", history)) / self._column("std", history))
         parts = [states.flatten(1, 2), *self._fixed(history, batch)]
         if self.needs_time:
             if time is None:
@@ -125,10 +154,35 @@ class FieldEncoder(ModelMixin, ConfigMixin):
         """Whether the network sees anything that depends on the date."""
         return bool(self.config.time_features or self.config.seasonal)
 
+    def check_hours(self, time: ArrayLike | None, num_leads: int) -> None:
+        """Refuse forecasts for hours that the model never learned, from times (B,) in seconds since 1970."""
+        hours = self.config.get("target_hours")
+        if not hours:
+            return
+        if time is None:
+            raise ValueError(
+                f"this model predicts the hours {list(hours)} UTC alone: pass `time`, that of the last state"
+            )
+        coming = np.add.outer(np.asarray(time, np.float64), self.config.time_step * np.arange(1, num_leads + 1))
+        asked = sorted({int(hour) for hour in (coming // HOUR % 24).flatten()})
+        if not set(asked) <= set(hours):
+            raise FieldDataError(
+                f"the model was trained to predict the hours {list(hours)} UTC; this call asks for {asked}: choose "
+                "another start or number of lead times"
+            )
+
+    def _filled(self, states: Tensor) -> Tensor:
+        """Scaled states with 0, the mean, where values are missing."""
+        return states.nan_to_num(nan=0.0) if self.config.get("masked") else states
+
+    def target_valid(self) -> Tensor | None:
+        """(targets, *space): True where a value was ever seen in training; None where none was ever missing."""
+        return self.select_targets(self.observed) > 0 if self.config.get("masked") else None
+
     def _season(self, time: Tensor, like: Tensor) -> Tensor:
         """The mean state of the hour and season, in units of the deviation, (B, C, *space)."""
         mean = self.seasonal_mean(time).to(like)
-        return (mean - self._column("mean", like)) / self._column("std", like)
+        return self._filled((mean - self._column("mean", like)) / self._column("std", like))
 
     def seasonal_mean(self, time: Tensor) -> Tensor:
         """The mean state (B, C, *space) of the hour and season of times (B,), fitted to the training states."""
@@ -156,7 +210,10 @@ class FieldEncoder(ModelMixin, ConfigMixin):
         return torch.stack([angle.sin(), angle.cos()], 1).to(like)
 
     def encode_target(self, last: Tensor, target: Tensor) -> Tensor:
-        """The scaled increment (B, targets, *space) from the last state to the next, both (B, C, *space)."""
+        """The scaled increment (B, targets, *space) from the last state to the next, both (B, C, *space).
+
+        NaN where either is missing.
+        """
         increment = self.select_targets(target - last)
         return (increment - self._target_column("increment_mean", increment)) / self._target_column(
             "increment_std", increment
@@ -175,8 +232,14 @@ class FieldEncoder(ModelMixin, ConfigMixin):
         return increment.affine(self._target_column("increment_std", last), shift)
 
     def scale_target(self, target: Tensor) -> Tensor:
-        """Targets (..., C, *space) in units of the increment's deviation, in which all variables weigh alike."""
-        return target / self._target_column("increment_std", target)
+        """Targets (..., C, *space) in units in which all variables and areas weigh alike in a mean CRPS.
+
+        These are the increment's deviation divided by the area of the point, because the score of scaled values is the
+        scaled score. Missing values become 0, in forecast and truth alike.
+        """
+        scaled = self._filled(target / self._target_column("increment_std", target))
+        area = area_weights(self.coordinates)
+        return scaled if area is None else scaled * area.to(scaled)
 
     def scale_spread(self, spread: Tensor) -> Tensor:
         """A standard deviation of the scaled increment in the units of the targets."""
@@ -197,16 +260,22 @@ class FieldEncoder(ModelMixin, ConfigMixin):
             )
         for channel, name in enumerate(self.config.variables):
             values = history[:, :, channel]
-            bad = int((~values.isfinite()).sum())
+            bad = int((~(values.isfinite() | self._may_lack(channel, values))).sum())
             if bad:
                 raise FieldDataError(f"{name} holds NaN or infinity at {bad} places of the initial states; fill them")
-            off = float((self.statistics[name].normalize_state(values).flatten(1).mean(1)).abs().max())
+            off = float((self.statistics[name].normalize_state(values).flatten(1).nanmean(1)).abs().max())
             if off > FAR_OFF:
                 one = self.statistics[name]
                 raise FieldDataError(
                     f"mismatched statistics: a state of {name} has a mean {off:.0f} deviations away from that of the "
                     f"training states ({one.mean:.4g} +- {one.std:.4g}); is it in other units?"
                 )
+
+    def _may_lack(self, channel: int, values: Tensor) -> Tensor:
+        """Where values (B, history, *space) of a variable are NaN and were so at some training time."""
+        if self.config.variables[channel] not in self.config.get("masked", ()):
+            return torch.zeros((), dtype=torch.bool)
+        return values.isnan() & (self.observed[channel] < 1).to(values.device)
 
     def _column(self, name: str, like: Tensor) -> Tensor:
         """A statistic of every variable, shaped for (B, history, C, *space)."""

@@ -10,14 +10,17 @@ from torch import Tensor
 
 __all__ = [
     "DAY",
+    "FULL_CIRCLE",
     "GRID_TOLERANCE",
     "NUM_WAVES",
     "YEAR",
     "FieldDataError",
     "FieldStatistics",
     "Floats",
+    "area_weights",
     "harmonic_basis",
     "num_waves",
+    "periodic_axes",
     "require_grid",
     "require_statistics",
 ]
@@ -25,6 +28,7 @@ __all__ = [
 
 Floats = NDArray[np.float64]
 
+FULL_CIRCLE = 360.0
 DAY, YEAR = 86_400.0, 365.2425 * 86_400.0
 NUM_WAVES = 9
 """1, sine and cosine of the year and of the day, and their four products: days are longer in summer."""
@@ -37,7 +41,10 @@ class FieldDataError(ValueError):
 
 @dataclass(frozen=True)
 class FieldStatistics:
-    """Mean and standard deviation of the states and of the increments u_s - u_{s-1}; one number each."""
+    """Mean and standard deviation of the states and of the increments u_s - u_{s-1}; one number each.
+
+    Where a model predicts some hours of the day alone, increments are those that end at these hours.
+    """
 
     mean: float
     std: float
@@ -74,6 +81,31 @@ def require_grid(source: str, found: Mapping[str, Floats], expected: Mapping[str
                 f"{source}: wrong grid: {name} has {len(given)} points from {given[0]:g} to {given[-1]:g}, but the "
                 f"grid asked for has {len(wanted)} from {wanted[0]:g} to {wanted[-1]:g}; interpolate to it first"
             )
+
+
+def area_weights(coordinates: Mapping[str, Floats]) -> Tensor | None:
+    """cos(latitude) with mean 1, (latitude, 1), for a geographic grid; None for another."""
+    if tuple(coordinates) != ("latitude", "longitude"):
+        return None
+    weights = torch.from_numpy(np.cos(np.deg2rad(np.asarray(coordinates["latitude"], np.float64)))).clamp(min=0)
+    return (weights / weights.mean()).unsqueeze(-1)
+
+
+def periodic_axes(coordinates: Mapping[str, Floats], calendar: bool) -> tuple[bool, ...]:
+    """Whether each axis closes on itself: longitudes around the globe do, latitudes never, axes of an equation do.
+
+    `calendar` says that the data are a record with dates: its other axes end.
+    """
+    return tuple(_closes(name, np.asarray(values, np.float64), calendar) for name, values in coordinates.items())
+
+
+def _closes(name: str, values: Floats, calendar: bool) -> bool:
+    if name == "latitude":
+        return False
+    if name != "longitude":
+        return not calendar
+    step = float(np.abs(np.diff(values)).mean()) if len(values) > 1 else 0.0
+    return abs(step * len(values) - FULL_CIRCLE) < 0.5 * step
 
 
 def num_waves(num_annual: int = 1) -> int:

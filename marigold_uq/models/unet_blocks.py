@@ -61,12 +61,15 @@ class TimestepEmbedding(nn.Module):
         self.first = nn.Linear(2 * FREQUENCIES, channels)
         self.second = nn.Linear(channels, channels)
 
-    def forward(self, timestep: Tensor) -> Tensor:
-        """Embedding (B, channels) of timesteps (B,)."""
+    def forward(self, timestep: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Embedding (B, channels) of timesteps (B,) in the dtype that the network computes in.
+
+        By default that of the weights; under `enable_layerwise_casting` they are stored in another.
+        """
         # Not a buffer: `half()` would round the frequencies.
         exponents = torch.linspace(0, -1, FREQUENCIES, dtype=torch.float32, device=timestep.device)
         angles = timestep.float()[:, None] * self.max_period**exponents  # (B, frequencies)
-        features = torch.cat([angles.cos(), angles.sin()], 1).to(self.first.weight.dtype)
+        features = torch.cat([angles.cos(), angles.sin()], 1).to(dtype or self.first.weight.dtype)
         return F.silu(self.second(F.silu(self.first(features))))
 
 
@@ -209,7 +212,7 @@ class FieldUNet(ModelMixin, ConfigMixin):
 
     def forward(self, x: Tensor, timestep: Tensor | int | float) -> Tensor:
         """Raw output (B, out_channels, ...) for x (B, in_channels, ...), at one timestep or one per sample (B,)."""
-        embedding = self.embedding(self._timesteps(x, timestep))
+        embedding = self.embedding(self._timesteps(x, timestep), x.dtype)
         x = self.conv_in(pad_axes(x, 1, self.periodic))
         states = [x]
         for block in self.down:

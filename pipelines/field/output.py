@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,25 +18,21 @@ from marigold_uq.metrics import nested_interval
 from marigold_uq.metrics import quantiles as sample_quantiles
 from marigold_uq.models.field_grid import Floats
 from marigold_uq.novelty import Novelty
+from marigold_uq.pipelines.field.conventions import (
+    CF_VERSION,
+    DIMENSIONS,
+    Convention,
+    coordinate_attributes,
+    variable_attributes,
+)
 from marigold_uq.pipelines.field.states import xarray_module
 from marigold_uq.uncertainty import total_std
 
 __all__ = ["FieldForecast", "blend", "damp", "scaled_interval", "stretch"]
 
 
-Convention = Literal["weatherbenchx", "weatherbench2", "earth2studio"]
-DIMENSIONS: dict[str, dict[str, str]] = {
-    "weatherbenchx": {"sample": "number", "init": "init_time", "lead": "lead_time"},
-    "weatherbench2": {"sample": "realization", "init": "time", "lead": "prediction_timedelta"},
-    "earth2studio": {
-        "sample": "ensemble",
-        "init": "time",
-        "lead": "lead_time",
-        "latitude": "lat",
-        "longitude": "lon",
-    },
-}
-"""What each tool calls the axes. WeatherBench-X reads WeatherBench 2's names too, and renames them."""
+PerLead = Sequence[float] | Sequence[Sequence[float]]
+"""A number for each lead time, or a row of them for each variable; the last holds for later lead times."""
 
 
 @dataclass
@@ -56,7 +52,10 @@ class FieldForecast(BaseOutput):
         novelty: How unlike held-out forecasts each of the B is, judged by its first lead time.
         quantile_levels: Those that the call asked for.
         coverage: Of `interval`, as the call asked for it.
-        interval_grid: Calibrated half widths, one output per lead time; None where none were calibrated.
+        interval_grid: Calibrated half widths, an output for each variable and lead time, all of the first variable
+            first; None where none were calibrated.
+        units: Variable -> its unit, of those whose unit is known.
+        provenance: What made the forecast: model, version, seed, steps.
     """
 
     samples: Tensor
@@ -70,6 +69,8 @@ class FieldForecast(BaseOutput):
     quantile_levels: tuple[float, ...] = field(default=())
     coverage: float | None = None
     interval_grid: IntervalGrid | None = None
+    units: Mapping[str, str] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def prediction(self) -> Tensor:
@@ -98,19 +99,21 @@ class FieldForecast(BaseOutput):
     def interval_at(self, coverage: float) -> Tensor:
         """Ends of the central interval with any coverage, (2, B, L, C, *space), within those of higher coverage.
 
-        Where intervals were calibrated: prediction -+ scale x uncertainty, with a scale for each lead time. Otherwise
-        quantiles of the samples, which promise nothing.
+        Where intervals were calibrated: prediction -+ scale x uncertainty, with a scale for each variable and lead
+        time. Otherwise quantiles of the samples, which promise nothing.
         """
         check_coverage(coverage)
         if self.interval_grid is None:
             return torch.stack(nested_interval(self.samples, coverage))
-        return scaled_interval(self.samples, self.interval_grid.scale(coverage))
+        scales = np.reshape(self.interval_grid.scale(coverage), (len(self.variables), -1))
+        return scaled_interval(self.samples, scales.tolist())
 
     def to_xarray(self, convention: Convention = "weatherbenchx", *, samples: bool = True) -> Any:
         """A Dataset with a variable per channel, and <variable>_prediction, _uncertainty, ... beside it.
 
         _epistemic, _lower and _upper, _quantile and novelty_p_value follow where the call asked for them. Dimensions
-        have the names of `convention`; times become dates where the model knows dates.
+        have the names of `convention`; times become dates where the model knows dates. Attributes are those of the CF
+        conventions, with the unit of each variable; `provenance` and what made the file are the Dataset's own.
         """
         names = DIMENSIONS[convention]
         init, lead = names["init"], names["lead"]
@@ -119,23 +122,43 @@ class FieldForecast(BaseOutput):
         for channel, variable in enumerate(self.variables):
             if samples:
                 values = self.samples[:, :, :, channel].cpu().numpy()
-                content[variable] = ([names["sample"], init, lead, *space], values)
+                attributes = variable_attributes(variable, self.units)
+                content[variable] = ([names["sample"], init, lead, *space], values, attributes)
             for name, statistic in self._statistics().items():
-                content[f"{variable}_{name}"] = ([init, lead, *space], statistic[:, :, channel].cpu().numpy())
+                values = statistic[:, :, channel].cpu().numpy()
+                attributes = variable_attributes(variable, self.units, name)
+                content[f"{variable}_{name}"] = ([init, lead, *space], values, attributes)
             if self.quantiles is not None:
                 levels = self.quantiles[:, :, :, channel].cpu().numpy()
-                content[f"{variable}_quantile"] = (["quantile", init, lead, *space], levels)
+                attributes = variable_attributes(variable, self.units, "quantile")
+                content[f"{variable}_quantile"] = (["quantile", init, lead, *space], levels, attributes)
         if self.novelty is not None and self.novelty.reference is not None:
-            content["novelty_p_value"] = ([init], self.novelty.p_value)
-        coordinates = {
-            names["sample"]: np.arange(len(self.samples)),
+            content["novelty_p_value"] = ([init], self.novelty.p_value, {"long_name": "p-value of the novelty test"})
+        used = {dim for dims, *_ in content.values() for dim in dims}
+        coordinates = self._coordinates(names)
+        kept = {name: one for name, one in coordinates.items() if set(one[0]) <= used}
+        return xarray_module().Dataset(content, kept, {"Conventions": CF_VERSION, **self.provenance})
+
+    def _coordinates(self, names: Mapping[str, str]) -> dict[str, tuple[list[str], Any, dict[str, str]]]:
+        """Name -> dimensions, values, attributes; the time that is predicted among them where starts have dates."""
+        init, lead = names["init"], names["lead"]
+        inits = self._as_times(self._inits(), "datetime64[ns]")
+        leads = self._as_times(self.lead_times, "timedelta64[ns]")
+        values = {
+            "sample": np.arange(len(self.samples)),
             "quantile": np.asarray(self.quantile_levels, np.float64),
-            init: self._as_times(self._inits(), "datetime64[ns]"),
-            lead: self._as_times(self.lead_times, "timedelta64[ns]"),
-            **dict(zip(space, self.coordinates.values(), strict=True)),
+            "init": inits,
+            "lead": leads,
+            **self.coordinates,
         }
-        used = {dim for dims, _ in content.values() for dim in dims}
-        return xarray_module().Dataset(content, {name: v for name, v in coordinates.items() if name in used})
+        found = {
+            names.get(role, role): ([names.get(role, role)], one, coordinate_attributes(role))
+            for role, one in values.items()
+        }
+        if self.calendar and self.init_times is not None:
+            valid = np.add.outer(inits, leads)
+            found["valid_time"] = ([init, lead], valid, coordinate_attributes("valid_time"))
+        return found
 
     def _statistics(self) -> dict[str, Tensor]:
         found = {"prediction": self.prediction}
@@ -171,13 +194,13 @@ class FieldForecast(BaseOutput):
         return path
 
 
-def stretch(samples: Tensor, kappas: Sequence[float]) -> Tensor:
-    """Ybar + kappa_l (x - ybar) at lead time l, samples (M, B, L, C, *space); the last kappa holds for later ones."""
+def stretch(samples: Tensor, kappas: PerLead) -> Tensor:
+    """Ybar + kappa_l (x - ybar) at lead time l (and variable, with a row for each), samples (M, B, L, C, *space)."""
     mean = samples.mean(0, keepdim=True)
     return mean + _per_lead(kappas, samples) * (samples - mean)
 
 
-def blend(samples: Tensor, kappas: Sequence[float], shares: Sequence[float], season: Tensor) -> Tensor:
+def blend(samples: Tensor, kappas: PerLead, shares: PerLead, season: Tensor) -> Tensor:
     """Stretch each point's spread s to sqrt(kappa_l^2 s^2 + share_l^2 season^2), `season` (B, L, C, *space).
 
     The mean and the ranks of the samples stay. The variance of a forecast without skill becomes that of the season.
@@ -190,7 +213,7 @@ def blend(samples: Tensor, kappas: Sequence[float], shares: Sequence[float], sea
     return mean + factor * (samples - mean)
 
 
-def damp(samples: Tensor, dampings: Sequence[float], expected: Tensor) -> Tensor:
+def damp(samples: Tensor, dampings: PerLead, expected: Tensor) -> Tensor:
     """Move the mean ybar to e + d_l (ybar - e) at lead time l, where `expected` e is (B, L, C, *space).
 
     The spread stays. What is left of a forecast long after its start is the season's mean: d falls from 1 to 0.
@@ -199,13 +222,16 @@ def damp(samples: Tensor, dampings: Sequence[float], expected: Tensor) -> Tensor
     return samples + (1 - _per_lead(dampings, samples)) * (expected - mean)
 
 
-def scaled_interval(samples: Tensor, scales: Sequence[float]) -> Tensor:
+def scaled_interval(samples: Tensor, scales: PerLead) -> Tensor:
     """ybar -+ q_l s at lead time l, (2, B, L, C, *space), of samples (M, B, L, C, *space); the last q holds on."""
     mean, half = samples.mean(0), _per_lead(scales, samples) * total_std(samples)
     return torch.stack([mean - half, mean + half])
 
 
-def _per_lead(values: Sequence[float], samples: Tensor) -> Tensor:
-    """One number per lead time, shaped for (M, B, L, C, *space); the last holds for later ones."""
-    chosen = [values[min(lead, len(values) - 1)] for lead in range(samples.shape[2])]
-    return torch.tensor(chosen).to(samples).reshape(-1, *[1] * (samples.ndim - 3))
+def _per_lead(values: PerLead, samples: Tensor) -> Tensor:
+    """One number per lead time and variable, shaped for (M, B, L, C, *space); the last holds for later lead times."""
+    rows = torch.atleast_2d(torch.as_tensor(values, dtype=torch.float64))  # (1 or C, lead times)
+    if rows.shape[0] not in (1, samples.shape[3]):
+        raise ValueError(f"expected one row of numbers per lead time, or {samples.shape[3]}; got {rows.shape[0]}")
+    leads = torch.arange(samples.shape[2]).clamp(max=rows.shape[1] - 1)
+    return rows[:, leads].T.to(samples).reshape(samples.shape[2], -1, *[1] * (samples.ndim - 4))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import chain
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -25,8 +28,11 @@ from marigold_uq.models.unet_2d import UNet2d
 from marigold_uq.novelty import novelty_features
 from marigold_uq.pipelines.base import UncertaintyPipeline, logger
 from marigold_uq.pipelines.field.colored_steps import ColoredSteps
+from marigold_uq.pipelines.field.conventions import Convention
 from marigold_uq.pipelines.field.output import FieldForecast, blend, damp, stretch
 from marigold_uq.pipelines.field.states import InitialStates, as_seconds, read_states
+from marigold_uq.pipelines.field.streaming import ForecastWriter, write_stream
+from marigold_uq.pipelines.field.variable_taus import VariableTaus
 from marigold_uq.randomness import Generators, base_seed, member_generators
 from marigold_uq.sampling import StepObserver, initial_noise, one_step_distribution, reverse_diffusion
 from marigold_uq.schedulers.distributional import DistributionalScheduler
@@ -53,6 +59,9 @@ class FieldForecastPipeline(UncertaintyPipeline):
             take the encoder's seasonal mean.
         default_denoising_steps: Steps where neither the call nor the calibration says; None takes all timesteps.
         calibration: Records that `calibrate` keeps; kappa and the interval have one entry per lead time.
+        calibrated_by_variable: Whether these entries, and those of the next two, are of each target and lead time, all
+            of the first target first. Otherwise they hold for all targets.
+        target_taus: A tau for each target, beside that of the scheduler.
         lead_dampings: One per lead time: the share of the mean forecast's distance from the season's mean that is kept
             (encoders with `seasonal` only); the last holds for later ones, None keeps all of it.
         lead_season_shares: One per lead time: the share of the season's standard deviation that is added, in squares,
@@ -78,6 +87,8 @@ class FieldForecastPipeline(UncertaintyPipeline):
         calibration: list[dict[str, Any]] | None = None,
         lead_dampings: list[float] | None = None,
         lead_season_shares: list[float] | None = None,
+        calibrated_by_variable: bool = False,
+        target_taus: list[float] | None = None,
     ) -> None:
         super().__init__()
         self.register_modules(unet=unet, scheduler=scheduler, encoder=encoder, noise_color=noise_color, season=season)
@@ -86,6 +97,8 @@ class FieldForecastPipeline(UncertaintyPipeline):
             calibration=calibration,
             lead_dampings=lead_dampings,
             lead_season_shares=lead_season_shares,
+            calibrated_by_variable=calibrated_by_variable,
+            target_taus=target_taus,
         )
 
     @classmethod
@@ -114,10 +127,13 @@ class FieldForecastPipeline(UncertaintyPipeline):
         *,
         lead_dampings: Sequence[float] | None = None,
         lead_season_shares: Sequence[float] | None = None,
+        target_taus: Sequence[float] | None = None,
+        by_variable: bool = False,
     ) -> Self:
         """Keep what was chosen on held-out data, with one number per lead time; saving and loading keep it too.
 
-        Dampings and shares belong to the calibration: a call without them removes those that were stored.
+        With `by_variable` there is one per target and lead time, all of the first target first. Dampings, shares and
+        taus belong to the calibration: a call without them removes those that were stored.
         """
         dampings = _numbers("lead_dampings", lead_dampings, 1.0)
         shares = _numbers("lead_season_shares", lead_season_shares, math.inf)
@@ -125,9 +141,25 @@ class FieldForecastPipeline(UncertaintyPipeline):
             raise ValueError("lead_dampings pull towards the season's mean, which this model's encoder does not have")
         if shares is not None and self.season is None:
             raise ValueError("lead_season_shares need the module season, which this pipeline does not have")
+        taus = _numbers("target_taus", target_taus, math.inf)
+        if taus is not None and len(taus) != len(self.encoder.config.targets):
+            raise ValueError(f"target_taus must be one for each of {list(self.encoder.config.targets)}; got {taus}")
         super().calibrate(calibration)
-        self.register_to_config(lead_dampings=dampings, lead_season_shares=shares)
+        self.register_to_config(
+            lead_dampings=dampings,
+            lead_season_shares=shares,
+            target_taus=taus,
+            calibrated_by_variable=bool(by_variable),
+        )
         return self
+
+    def by_variable(self, values: Sequence[float]) -> list[list[float]]:
+        """Numbers of a calibration as a row per target, one per lead time; those that hold for all are repeated."""
+        count = len(self.encoder.config.targets)
+        numbers = list(values)
+        if not self.config.get("calibrated_by_variable") or len(numbers) % count:
+            return [numbers] * count
+        return np.reshape(numbers, (count, -1)).tolist()
 
     def fit_novelty(self, inputs: Any, *, false_alarm_rate: float = 0.05, **call: Any) -> Self:
         """As for all pipelines; `inputs` are initial states, xarray's too."""
@@ -135,12 +167,16 @@ class FieldForecastPipeline(UncertaintyPipeline):
 
     def _interval_grid(self, calibration: Calibration, num_leads: int) -> IntervalGrid | None:
         grid = calibration.interval
-        if grid is not None and num_leads > grid.num_outputs > 1:
+        if grid is None:
+            return None
+        known = len(self.by_variable(grid.scales[0])[0])
+        if num_leads > known > 1:
             logger.warning(
-                f"intervals were calibrated for {grid.num_outputs} lead times, called with {num_leads}: later ones "
+                f"intervals were calibrated for {known} lead times, called with {num_leads}: later ones "
                 "take the half width of the last, which promises nothing"
             )
-        return grid
+        rows = (self.by_variable(row) for row in grid.scales)
+        return IntervalGrid(grid.coverages, tuple(tuple(chain.from_iterable(row)) for row in rows))
 
     @torch.no_grad()
     def __call__(
@@ -184,9 +220,13 @@ class FieldForecastPipeline(UncertaintyPipeline):
         start = read_states(state, time, self.encoder)
         if ensemble_size is None:
             ensemble_size = self.calibration_for().ensemble_size or DEFAULT_ENSEMBLE_SIZE
-        self._check_call(num_leads, ensemble_size, batch_size)
+        self._check_call(start, num_leads, ensemble_size, batch_size)
         if output_novelty and ensemble_size < 2:
             raise ValueError("output_novelty needs the spread of at least 2 members; got ensemble_size=1")
+        if output_novelty and self.encoder.config.get("masked"):
+            raise ValueError(
+                "output_novelty needs fields without missing values; this model has variables that lack some"
+            )
         scheduler = self.chain_scheduler(num_inference_steps)
         calibration = self.calibration_for(num_inference_steps=len(scheduler.timesteps), ensemble_size=ensemble_size)
         streams = self._streams(generator, len(start.history), ensemble_size)
@@ -196,10 +236,12 @@ class FieldForecastPipeline(UncertaintyPipeline):
             for first in range(0, len(streams), batch_size)
         ]  # fmt: skip
         states = torch.cat([part.states for part in parts]).unflatten(0, (-1, ensemble_size))  # (B, M, L, C, *space)
-        _warn_of_overflow(states)
+        _warn_of_overflow(states, self._missing(start))
         epistemic = novelty = None
         if output_epistemic:
             epistemic = _over_members([part.epistemic for part in parts], ensemble_size).sqrt()
+            missing = self._missing(start)
+            epistemic = epistemic if missing is None else epistemic.masked_fill(missing.unsqueeze(1), math.nan)
         if output_novelty:
             mean = _over_members([part.first_mean for part in parts], ensemble_size)
             std = _over_members([part.first_variance for part in parts], ensemble_size).sqrt()
@@ -209,21 +251,92 @@ class FieldForecastPipeline(UncertaintyPipeline):
                 num_inference_steps=len(scheduler.timesteps),
                 ensemble_size=ensemble_size,
             )
-        forecast = FieldForecast(
-            samples=self.calibrate_samples(states.transpose(0, 1), start.time),
-            lead_times=self.encoder.config.time_step * np.arange(1, num_leads + 1),
-            variables=tuple(self.encoder.config.targets),
-            coordinates=self.encoder.coordinates,
-            calendar=bool(self.encoder.config.calendar),
-            init_times=start.time,
+        forecast = self._forecast(
+            self.calibrate_samples(states.transpose(0, 1), start.time),
+            start,
+            calibration,
+            scheduler,
+            generator,
+            coverage,
             epistemic=epistemic,
             novelty=novelty,
             quantile_levels=tuple(quantiles),
-            coverage=coverage,
-            interval_grid=self._interval_grid(calibration, num_leads),
         )
         wanted = output_type or ("xarray" if start.from_xarray else "pt")
         return forecast.to_xarray() if wanted == "xarray" else forecast
+
+    @torch.no_grad()
+    def save_forecast(
+        self,
+        path: str | Path,
+        state: Any,
+        num_leads: int = 1,
+        *,
+        ensemble_size: int | None = None,
+        time: ArrayLike | None = None,
+        num_inference_steps: int | None = None,
+        generator: Generators = None,
+        batch_size: int = 8,
+        coverage: float | None = None,
+        convention: Convention = "weatherbenchx",
+    ) -> Path:
+        """Forecast into a zarr store that need not fit into memory, with the numbers of a call.
+
+        In memory are `batch_size` chains, and then all samples of one forecast at one lead time. The store has the
+        samples, their mean and standard deviation, and the interval where `coverage` asks for one; it appears when it
+        is complete.
+
+        Args:
+            path: The store, which ends in .zarr and must not exist.
+            state: As in a call; the other arguments too.
+            num_leads: Lead times.
+            ensemble_size: Samples of each forecast.
+            time: When the last state was.
+            num_inference_steps: Denoising steps per lead time.
+            generator: Of the chains.
+            batch_size: Chains that the network sees at once.
+            coverage: Of the interval.
+            convention: Names of the dimensions; see `FieldForecast.to_xarray`.
+        """
+        if coverage is not None:
+            check_coverage(coverage)
+        start = read_states(state, time, self.encoder)
+        size = ensemble_size or self.calibration_for().ensemble_size or DEFAULT_ENSEMBLE_SIZE
+        self._check_call(start, num_leads, size, batch_size)
+        scheduler = self.chain_scheduler(num_inference_steps)
+        calibration = self.calibration_for(num_inference_steps=len(scheduler.timesteps), ensemble_size=size)
+        streams = self._streams(generator, len(start.history), size)
+        shape = (size, len(start.history), num_leads, *self.encoder.event_shape)
+        shell = self._forecast(torch.zeros(()).expand(shape), start, calibration, scheduler, generator, coverage)
+        parts = (range(first, min(first + batch_size, len(streams))) for first in range(0, len(streams), batch_size))
+        chains = ((part, self._lead_states(start, part, streams, size, num_leads, scheduler)) for part in parts)
+        return write_stream(self, Path(path), ForecastWriter(shell, convention), chains)
+
+    def _forecast(
+        self,
+        samples: Tensor,
+        start: InitialStates,
+        calibration: Calibration,
+        scheduler: DistributionalScheduler,
+        generator: Generators,
+        coverage: float | None,
+        **more: Any,
+    ) -> FieldForecast:
+        """The forecast of samples (M, B, L, C, *space), with all that describes it."""
+        num_leads, config = samples.shape[2], self.encoder.config
+        return FieldForecast(
+            samples=samples,
+            lead_times=config.time_step * np.arange(1, num_leads + 1),
+            variables=tuple(config.targets),
+            coordinates=self.encoder.coordinates,
+            calendar=bool(config.calendar),
+            init_times=start.time,
+            coverage=coverage,
+            interval_grid=self._interval_grid(calibration, num_leads),
+            units=self.encoder.units,
+            provenance=self.provenance(generator, len(scheduler.timesteps)),
+            **more,
+        )
 
     @torch.no_grad()
     def one_step_distribution(
@@ -254,19 +367,36 @@ class FieldForecastPipeline(UncertaintyPipeline):
         )
         return self.encoder.decode_distribution(history[:, -1], increment)
 
-    def calibrate_samples(self, samples: Tensor, time: ArrayLike | None) -> Tensor:
+    def calibrate_samples(self, samples: Tensor, time: ArrayLike | None, *, first_lead: int = 0) -> Tensor:
         """Samples (M, B, L, C, *space) of B forecasts with the calibrated mean and spread.
 
         `__call__` has done it; this is for ensembles that were made sample by sample. The first of the L lead times is
-        one step after `time` (B,), dates or seconds since 1970: the initial state is not among them.
+        `first_lead` + 1 steps after `time` (B,), dates or seconds since 1970: the initial state is not among them.
         """
-        num_leads, kappas = samples.shape[2], self.calibration_for().kappas
+        leads = range(first_lead, first_lead + samples.shape[2])
+        kappas = self._of_leads(self.calibration_for().kappas, leads)
         if self.config.lead_dampings:
-            samples = damp(samples, self.config.lead_dampings, self.expected_states(time, num_leads).to(samples))
+            expected = self.expected_states(time, leads.stop)[:, leads.start :]
+            samples = damp(samples, self._of_leads(self.config.lead_dampings, leads), expected.to(samples))
         if not self.config.lead_season_shares:
             return stretch(samples, kappas)
-        season = self.season_deviations(time, num_leads).to(samples)
-        return blend(samples, kappas, self.config.lead_season_shares, season)
+        season = self.season_deviations(time, leads.stop)[:, leads.start :].to(samples)
+        return blend(samples, kappas, self._of_leads(self.config.lead_season_shares, leads), season)
+
+    def _of_leads(self, values: Sequence[float], leads: range) -> list[list[float]]:
+        """A row per target for some lead times; the last number holds for later ones."""
+        return [[row[min(lead, len(row) - 1)] for lead in leads] for row in self.by_variable(values)]
+
+    def provenance(self, generator: Generators, num_inference_steps: int) -> dict[str, Any]:
+        """What made a forecast, for its file: the model's name, the version of this package, seed and steps."""
+        name = str(self.config.get("_name_or_path") or "")
+        return {
+            "source": f"marigold_uq {version('marigold_uq')}",
+            "model": "/".join(Path(name).parts[-2:]) or "not saved",
+            "noise_family": str(self.scheduler.config.noise_family),
+            "num_inference_steps": int(num_inference_steps),
+            "seed": str(generator.initial_seed()) if isinstance(generator, torch.Generator) else "not given",
+        }
 
     def expected_states(self, time: ArrayLike | None, num_leads: int) -> Tensor:
         """The targets' seasonal means (B, L, C, *space) at the lead times after times (B,), on the CPU."""
@@ -290,7 +420,7 @@ class FieldForecastPipeline(UncertaintyPipeline):
         lead_times = self.encoder.config.time_step * np.arange(1, num_leads + 1)
         return torch.from_numpy(np.add.outer(as_seconds(time), lead_times)).flatten()
 
-    def _check_call(self, num_leads: int, ensemble_size: int, batch_size: int) -> None:
+    def _check_call(self, start: InitialStates, num_leads: int, ensemble_size: int, batch_size: int) -> None:
         if num_leads < 1 or ensemble_size < 1 or batch_size < 1:
             raise ValueError(
                 "num_leads, ensemble_size and batch_size must be at least 1; got "
@@ -302,6 +432,11 @@ class FieldForecastPipeline(UncertaintyPipeline):
                 f"the model predicts {list(config.targets)} of {list(config.variables)}: what it does not predict "
                 "cannot be fed back, so only num_leads=1 is possible"
             )
+        self.encoder.check_hours(start.time, num_leads)
+
+    def _missing(self, start: InitialStates) -> Tensor | None:
+        """Where the last states lack a target, (B, C, *space); None where the model knows no missing values."""
+        return self.encoder.select_targets(start.history[:, -1]).isnan() if self.encoder.config.get("masked") else None
 
     def chain_scheduler(self, num_inference_steps: int | None = None) -> DistributionalScheduler:
         """A scheduler for one call, with the steps that are given, or calibrated, or the default, or all of them."""
@@ -332,21 +467,15 @@ class FieldForecastPipeline(UncertaintyPipeline):
         output_novelty: bool,
     ) -> _RollOut:
         """All lead times of some chains, and what the head says on the way."""
-        inputs = torch.tensor([chain // ensemble_size for chain in chains])
-        history = start.history[inputs].to(self._execution_device)  # (n, history, C, *space)
-        time = None if start.time is None else torch.from_numpy(np.array(start.time))[inputs]
-        own = streams[chains.start : chains.stop]
-        states, watched = [], []
-        for lead in range(num_leads):
-            watch = output_epistemic or (output_novelty and lead == 0)
-            observer = TrajectoryUncertainty() if watch else None
-            new = self.advance(history, time, own, scheduler, observer=observer)
-            states.append(new.cpu())
-            if observer is not None:
-                watched.append(observer)
-            if num_leads > 1:
-                history = torch.cat([history[:, 1:], new.unsqueeze(1)], 1)  # each sample continues from its own state
-            time = None if time is None else time + self.encoder.config.time_step
+        watched: list[TrajectoryUncertainty] = []
+
+        def observer(lead: int) -> TrajectoryUncertainty | None:
+            if not (output_epistemic or (output_novelty and lead == 0)):
+                return None
+            watched.append(TrajectoryUncertainty())
+            return watched[-1]
+
+        states = list(self._lead_states(start, chains, streams, ensemble_size, num_leads, scheduler, observer))
         result = _RollOut(torch.stack(states, 1))
         if output_epistemic:
             spreads = [self.encoder.scale_spread(one.epistemic).cpu() for one in watched]
@@ -355,6 +484,28 @@ class FieldForecastPipeline(UncertaintyPipeline):
             result.first_mean = watched[0].initial_mean.cpu()
             result.first_variance = watched[0].initial_std.square().cpu()
         return result
+
+    def _lead_states(
+        self,
+        start: InitialStates,
+        chains: range,
+        streams: list[torch.Generator],
+        ensemble_size: int,
+        num_leads: int,
+        scheduler: DistributionalScheduler,
+        observer: Callable[[int], TrajectoryUncertainty | None] = lambda lead: None,
+    ) -> Iterator[Tensor]:
+        """The states (n, C, *space) of some chains, on the CPU, one lead time after the other."""
+        inputs = torch.tensor([chain // ensemble_size for chain in chains])
+        history = start.history[inputs].to(self._execution_device)  # (n, history, C, *space)
+        time = None if start.time is None else torch.from_numpy(np.array(start.time))[inputs]
+        own = streams[chains.start : chains.stop]
+        for lead in range(num_leads):
+            new = self.advance(history, time, own, scheduler, observer=observer(lead))
+            yield new.cpu()
+            if num_leads > 1:
+                history = torch.cat([history[:, 1:], new.unsqueeze(1)], 1)  # each sample continues from its own state
+            time = None if time is None else time + self.encoder.config.time_step
 
     @torch.no_grad()
     def advance(
@@ -390,23 +541,36 @@ class FieldForecastPipeline(UncertaintyPipeline):
         condition = condition.to(self.unet.dtype)
         x_T = initial_noise((len(own), *self.encoder.event_shape), like=condition, generator=own)
         observers: list[StepObserver] = [] if observer is None else [observer]
-        colored = None if self.noise_color is None else ColoredSteps(self.noise_color, own)
-        if colored is not None:
-            observers.append(colored.observe)
+        redraws: list[ColoredSteps | VariableTaus] = []
+        if self.noise_color is not None:
+            redraws.append(ColoredSteps(self.noise_color, own))
+        if self.config.get("target_taus"):
+            redraws.append(VariableTaus(self.config.target_taus))
+
+        def redraw(index: int, timestep: int | float, x_prev: Tensor) -> Tensor:
+            for one in redraws:
+                x_prev = one.redraw(index, timestep, x_prev)
+            return x_prev
+
         return reverse_diffusion(
             self.denoiser(condition),
             scheduler,
             x_T,
             generator=own,
-            observers=observers,
-            callback=None if colored is None else colored.redraw,
+            observers=[*observers, *(one.observe for one in redraws)],
+            callback=redraw if redraws else None,
         )
 
     def denoiser(self, condition: Tensor, network: nn.Module | None = None) -> Denoiser:
-        """The network (or another in its place) with its condition (B, channels, *space) bound."""
-        unet = self.unet if network is None else network
+        """The network (or another in its place) with its condition (B, channels, *space) bound.
+
+        Where targets are always missing it does not see x_t, which nothing is learned from.
+        """
+        unet, valid = self.unet if network is None else network, self.encoder.target_valid()
+        valid = None if valid is None else valid.to(condition)
 
         def denoise(x_t: Tensor, timestep: Tensor | int) -> Tensor:
+            x_t = x_t if valid is None else x_t * valid
             return raw_output(self.scheduler, unet(torch.cat([condition, x_t], 1), timestep), self.encoder.event_shape)
 
         return denoise
@@ -427,9 +591,10 @@ def _over_members(parts: Sequence[Tensor | None], ensemble_size: int) -> Tensor:
     return torch.cat([part for part in parts if part is not None]).unflatten(0, (-1, ensemble_size)).mean(1)
 
 
-def _warn_of_overflow(states: Tensor) -> None:
-    """Name forecasts (B, M, ...) that left the range of numbers; the others are of use."""
-    lost = (~states.flatten(1).isfinite().all(1)).nonzero().flatten().tolist()
+def _warn_of_overflow(states: Tensor, missing: Tensor | None) -> None:
+    """Name forecasts (B, M, L, C, *space) that left the range of numbers where nothing is `missing`, (B, C, *space)."""
+    fine = states.isfinite() if missing is None else states.isfinite() | missing[:, None, None]
+    lost = (~fine.flatten(1).all(1)).nonzero().flatten().tolist()
     if lost:
         logger.warning(
             f"{len(lost)} of {len(states)} forecasts are not finite (the first is number {lost[0]}): their initial "

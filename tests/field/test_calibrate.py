@@ -2,7 +2,6 @@
 
 import json
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,14 +13,9 @@ from support.weather_records import record
 
 from marigold_uq.calibration import Calibration
 from marigold_uq.field import calibrate as calibration
-from marigold_uq.field.calibrate import (
-    CalibrationOptions,
-    allot_windows,
-    calibrate_field,
-    fit_intervals,
-    open_rollouts,
-    untouched_windows,
-)
+from marigold_uq.field import settings
+from marigold_uq.field.calibrate import CalibrationOptions, calibrate_field, fit_intervals
+from marigold_uq.field.calibration_windows import allot_windows, open_rollouts, untouched_windows
 from marigold_uq.field.data import Trajectories, Transitions, WeatherSequences
 from marigold_uq.field.encoding import amplitudes
 from marigold_uq.field.forecasters import PipelineForecaster
@@ -91,10 +85,10 @@ def test_every_number_of_steps_and_noise_is_compared_and_tau_searched_for_the_wi
     pipeline.register_to_config(default_denoising_steps=2)
     options = CalibrationOptions(steps=[1, 3], num_windows=8, num_leads=2, tau_evaluations=4)
     found = calibrate_field(pipeline, process_data(), options)
-    settings = [(one["steps"], one["colored"], one["tau"]) for one in found["candidates"]]
-    assert settings[:6] == [(steps, colored, 1.0) for steps in (1, 2, 3) for colored in (False, True)]
-    assert len(settings) == 6 + 4
-    assert {setting[:2] for setting in settings[6:]} == {(found["best"]["steps"], found["best"]["colored"])}
+    compared = [(one["steps"], one["colored"], one["tau"]) for one in found["candidates"]]
+    assert compared[:6] == [(steps, colored, 1.0) for steps in (1, 2, 3) for colored in (False, True)]
+    assert len(compared) == 6 + 3
+    assert {setting[:2] for setting in compared[6:]} == {(found["best"]["steps"], found["best"]["colored"])}
     assert (pipeline.noise_color is not None) == found["best"]["colored"]
     assert found["best"]["score"] == min(one["score"] for one in found["candidates"])
     assert found["candidates"][0]["score_alone"] == pytest.approx(1.0)  # the unit
@@ -106,17 +100,13 @@ def test_lead_times_count_alike_in_the_choice_whatever_their_errors() -> None:
     pipeline, data = tiny_pipeline(data=process_data()), process_data()
     options = CalibrationOptions(steps=[1], num_leads=2, choice_size=4)
     rollouts = open_rollouts(pipeline, Transitions(data, num_leads=2), list(range(0, 60, 3)))
-    candidates: list[Any] = []
-    compare = calibration._Comparison(
-        pipeline, rollouts, options, candidates, None, SimpleNamespace(update=lambda: None)
-    )
-    compare(1, 1.0)
+    compare = settings.Comparison(pipeline, rollouts, options)
+    whole = compare(1, (1.0,)).score_alone
     assert compare.unit is not None
-    whole = candidates[0].score_alone
     for lead in range(2):
-        compare.unit = compare.unit * torch.tensor([2.0, 1.0] if lead == 0 else [0.5, 2.0], dtype=torch.float64)
-        compare(1, 1.0)
-        assert candidates[-1].score_alone == pytest.approx(0.75 * whole)
+        factors = torch.tensor([2.0, 1.0] if lead == 0 else [0.5, 2.0], dtype=torch.float64)
+        compare.unit = compare.unit * factors.unsqueeze(1)  # (L, C)
+        assert compare(1, (1.0,)).score_alone == pytest.approx(0.75 * whole)
 
 
 def test_tau_is_not_searched_where_there_is_nothing_for_it_to_multiply() -> None:
@@ -133,12 +123,13 @@ def test_settings_whose_rollouts_leave_the_numbers_lose_and_if_all_do_it_is_an_e
     options = CalibrationOptions(steps=[1, 2], num_windows=8, num_leads=2, tau_evaluations=0, color=False)
     draw, broken, late = calibration.draw_samples, {1}, False
 
-    def diverge(*arguments: Any) -> torch.Tensor:
-        found = draw(*arguments)
-        is_last = arguments[4] == options.ensemble_size
-        return found * 1e30 if arguments[3] in broken or (is_last and late) else found
+    def diverge(pipeline: Any, rollouts: Any, how: Any) -> torch.Tensor:
+        found = draw(pipeline, rollouts, how)
+        is_last = how.ensemble_size == options.ensemble_size
+        return found * 1e30 if how.steps in broken or (is_last and late) else found
 
-    monkeypatch.setattr(calibration, "draw_samples", diverge)
+    for module in (calibration, settings):
+        monkeypatch.setattr(module, "draw_samples", diverge)
     pipeline = tiny_pipeline(data=process_data())
     pipeline.register_to_config(default_denoising_steps=2)
     found = calibrate_field(pipeline, process_data(), options)

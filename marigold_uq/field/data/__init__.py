@@ -8,7 +8,7 @@ from marigold_uq.field.data.sequences import FieldSequences
 from marigold_uq.field.data.statistics import statistics_of
 from marigold_uq.field.data.storage import PAPER_POINTS, PAPER_STATES, read_trajectories, write_trajectories
 from marigold_uq.field.data.trajectories import Split, Trajectories
-from marigold_uq.field.data.transitions import RandomTransitions, Transitions
+from marigold_uq.field.data.transitions import RandomTransitions, Transitions, WindowedTransitions
 from marigold_uq.field.data.weather import WEATHERBENCH2, WeatherSequences, latitude_weights, open_weather
 from marigold_uq.models.field_grid import FieldDataError
 
@@ -29,6 +29,7 @@ __all__ = [
     "Trajectories",
     "Transitions",
     "WeatherSequences",
+    "WindowedTransitions",
     "generate",
     "latitude_weights",
     "open_weather",

@@ -67,8 +67,12 @@ def read_trajectories(
     points: slice = slice(None),
     trajectories: slice = slice(None),
     max_bytes: int = MAX_FIELD_BYTES,
+    thin_again: bool = False,
 ) -> Trajectories:
     """Trajectories of a file of ours or of PDEBench, in memory.
+
+    A file that was thinned when it was written is not thinned again unless `thin_again` says so: settings meant for the
+    whole file would leave a coarser grid than the one they name. The metadata of what is returned hold both together.
 
     `states`, `points` and `trajectories` say what to take of each axis; the paper takes `PAPER_STATES` and
     `PAPER_POINTS` of PDEBench's Burgers' file. More than `max_bytes` of them are refused.
@@ -76,6 +80,9 @@ def read_trajectories(
     path = Path(path)
     with _open(path) as file:
         tensor, x, t = _checked_arrays(path, file)
+        metadata = _metadata(path, file)
+        if not thin_again:
+            _require_whole(path, metadata, tensor.shape, states, points)
         picks = [range(size)[pick] for size, pick in zip(tensor.shape, (trajectories, states, points), strict=True)]
         if any(len(pick) == 0 or pick.step < 0 for pick in picks):
             raise FieldDataError(
@@ -87,9 +94,40 @@ def read_trajectories(
         except ArrayFileError as error:
             raise FieldDataError(str(error)) from error
         values = _read(path, tensor, picks)
-        metadata = _metadata(path, file)
     coordinates = x[picks[2].start : picks[2].stop : picks[2].step], t[picks[1].start : picks[1].stop : picks[1].step]
-    return Trajectories(torch.from_numpy(values), *coordinates, metadata, str(path))
+    strides = {"state_stride": picks[1].step, "point_stride": picks[2].step}
+    total = {name: step * _stride(metadata, name) for name, step in strides.items()}
+    return Trajectories(torch.from_numpy(values), *coordinates, {**metadata, **total}, str(path))
+
+
+def _stride(metadata: Mapping[str, Any], name: str) -> int:
+    """What a file was thinned by when it was written."""
+    found = metadata.get(name, 1)
+    return found if isinstance(found, int) and found > 0 else 1
+
+
+def _require_whole(
+    path: Path, metadata: Mapping[str, Any], shape: tuple[int, ...], states: slice, points: slice
+) -> None:
+    """Refuse strides for a file that is thinned already, and more states than there are."""
+    thinned = {
+        "points": (points, _stride(metadata, "point_stride")),
+        "states": (states, _stride(metadata, "state_stride")),
+    }
+    twice = [name for name, (pick, stride) in thinned.items() if stride > 1 and (pick.step or 1) > 1]
+    if twice:
+        name = twice[0]
+        pick, stride = thinned[name]
+        raise FieldDataError(
+            f"{path}: its {name} are thinned already, by {stride}; taking every {pick.step}-th again leaves "
+            f"{len(range(shape[2 if name == 'points' else 1])[pick])} of them. Set the stride to 1 "
+            "(configs/field/burgers/generated.yaml), or thin_again to true if you mean it"
+        )
+    if states.stop is not None and states.stop > shape[1]:
+        raise FieldDataError(
+            f"{path} holds {shape[1]} states; the first {states.stop} were asked for. A generated file is thinned "
+            "already: leave num_states and the strides out (configs/field/burgers/generated.yaml)"
+        )
 
 
 def _open(path: Path) -> Any:

@@ -62,6 +62,11 @@ class Trajectories:
         return {"x": self.x}
 
     @property
+    def units(self) -> Mapping[str, str]:
+        """Equations have none."""
+        return {}
+
+    @property
     def calendar(self) -> bool:
         """Times are those of the equation."""
         return False

@@ -1,5 +1,6 @@
 """Weather records: WeatherBench2's zarr (a folder or an object store) and netCDF, read lazily, checked at the door."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,13 +13,16 @@ from torch import Tensor
 from marigold_uq.array_files import check_bytes
 from marigold_uq.field.data.storage import MAX_FIELD_BYTES, h5py_module
 from marigold_uq.models.field_grid import FieldDataError, Floats
+from marigold_uq.models.field_grid import area_weights as latitude_weights
 from marigold_uq.pipelines.field.states import FULL_CIRCLE, RENAMED, find_variable, xarray_module
 
-__all__ = ["AXES", "WEATHERBENCH2", "WeatherSequences", "_region", "latitude_weights", "open_weather"]
+__all__ = ["AXES", "IDENTITY", "WEATHERBENCH2", "WeatherSequences", "_region", "latitude_weights", "open_weather"]
 
 
 AXES = ("latitude", "longitude")
 _HDF5 = b"\x89HDF\r\n\x1a\n"
+IDENTITY = "marigold_uq_identity"
+"""The attribute of a prepared record that names it."""
 TUTORIAL = "air_temperature"
 """Also the name under which `xarray.tutorial` downloads the small record."""
 WEATHERBENCH2 = "gs://weatherbench2/datasets/era5/1959-2023_01_10-wb13-6h-1440x721_with_derived_variables.zarr"
@@ -31,6 +35,8 @@ def open_weather(
     static: Sequence[str] = (),
     latitude: tuple[float, float] | None = None,
     longitude: tuple[float, float] | None = None,
+    masked: Sequence[str] = (),
+    target_hours: Sequence[int] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> "WeatherSequences":
     """A record as one sequence of states; nothing but its coordinates is read yet.
@@ -42,6 +48,8 @@ def open_weather(
         static: Names of fields without time, for instance land_sea_mask.
         latitude: (south, north) of the region, or all.
         longitude: (west, east) of the region, in degrees east; west > east, or west < 0, crosses Greenwich.
+        masked: Variables that may hold NaN, for instance those of the ocean.
+        target_hours: UTC hours that are forecast; None takes all.
         storage_options: For fsspec, for instance {"token": "anon"}.
     """
     data = _open(path, storage_options)
@@ -50,7 +58,8 @@ def open_weather(
     if missing:
         raise FieldDataError(f"{path} lacks the coordinates {missing}; it has {sorted(map(str, data.coords))}")
     data = _region(data, str(path), latitude, longitude)
-    return WeatherSequences(data, tuple(variables), tuple(static), str(path))
+    hours = None if target_hours is None else tuple(target_hours)
+    return WeatherSequences(data, tuple(variables), tuple(static), str(path), masked=tuple(masked), target_hours=hours)
 
 
 def _open(path: Path | str, storage_options: Mapping[str, Any] | None) -> Any:
@@ -91,17 +100,24 @@ def _region(data: Any, source: str, latitude: Any, longitude: Any) -> Any:
     if latitude is not None:
         south, north = sorted(latitude)
         inside = (data.latitude.values >= south) & (data.latitude.values <= north)
-        data = data.isel(latitude=np.flatnonzero(inside))
+        data = data.isel(latitude=_as_slice(np.flatnonzero(inside)))
     if longitude is not None:
         west, east = longitude
         width = (east - west) % FULL_CIRCLE or FULL_CIRCLE
         offset = (data.longitude.values - west) % FULL_CIRCLE
         order = np.argsort(offset, kind="stable")
         order = order[offset[order] <= width]
-        data = data.isel(longitude=order).assign_coords(longitude=west + offset[order])
+        data = data.isel(longitude=_as_slice(order)).assign_coords(longitude=west + offset[order])
     if not (data.sizes["latitude"] and data.sizes["longitude"]):
         raise FieldDataError(f"{source}: no grid point in latitude={latitude}, longitude={longitude}")
     return data
+
+
+def _as_slice(places: Any) -> Any:
+    """Neighbouring places as a slice, which readers take many times faster than a list."""
+    if len(places) and (np.diff(places) == 1).all():
+        return slice(int(places[0]), int(places[-1]) + 1)
+    return places
 
 
 @dataclass(frozen=True)
@@ -109,6 +125,7 @@ class WeatherSequences:
     """States (C, latitude, longitude) of one record: a `FieldSequences` with one sequence.
 
     `data` is an xarray Dataset with time, latitude, longitude; `keep` holds all states once `load` has read them.
+    `masked` variables may hold NaN. `target_hours` are the UTC hours that are forecast.
     """
 
     data: Any
@@ -116,8 +133,14 @@ class WeatherSequences:
     static: tuple[str, ...] = ()
     source: str = "weather record"
     keep: Tensor | None = field(default=None, repr=False)
+    masked: tuple[str, ...] = ()
+    target_hours: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        if not set(self.masked) <= set(self.variables):
+            raise FieldDataError(
+                f"{self.source}: masked must be among the variables {list(self.variables)}; got {list(self.masked)}"
+            )
         if not self.variables or len(set(self.variables)) != len(self.variables):
             raise FieldDataError(f"{self.source}: give at least one variable, each once; got {list(self.variables)}")
         for name in self.variables:
@@ -211,6 +234,24 @@ class WeatherSequences:
             )
         return replace(self, data=part, keep=None if self.keep is None else self.keep[indices])
 
+    @property
+    def units(self) -> Mapping[str, str]:
+        """Variable -> unit, as the record says."""
+        found = {name: self._find(name, needs_time=True).attrs.get("units") for name in self.variables}
+        return {name: str(unit) for name, unit in found.items() if unit}
+
+    @property
+    def identity(self) -> str | None:
+        """What tells a record of `scripts/prepare_weather.py` from all others; None for a record of others."""
+        return self.data.attrs.get(IDENTITY)
+
+    @property
+    def statistics_file(self) -> Path | None:
+        """Where statistics of a prepared record are kept: beside it, where that is a folder that can be written."""
+        path = Path(f"{self.source.rstrip('/')}.statistics.json")
+        local = "://" not in self.source and os.access(path.parent, os.W_OK)
+        return path if local and self.identity is not None else None
+
     def static_fields(self) -> Mapping[str, Tensor]:
         """Fields without time, (latitude, longitude)."""
         found = {}
@@ -220,14 +261,6 @@ class WeatherSequences:
                 raise FieldDataError(f"{self.source}: the static field {name} holds NaN or infinity; fill it first")
             found[name] = values
         return found
-
-
-def latitude_weights(coordinates: Mapping[str, Floats]) -> Tensor | None:
-    """cos(latitude) with mean 1, (latitude, 1), for a geographic grid; None for another."""
-    if tuple(coordinates) != AXES:
-        return None
-    weights = torch.from_numpy(np.cos(np.deg2rad(np.asarray(coordinates["latitude"], np.float64)))).clamp(min=0)
-    return (weights / weights.mean()).unsqueeze(-1)
 
 
 def _date(value: Any) -> str:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from marigold_uq.field.config import FieldData, PdeData
 from marigold_uq.field.data import (
     PAPER_POINTS,
     PAPER_STATES,
@@ -20,6 +21,7 @@ from marigold_uq.field.data import (
     write_trajectories,
 )
 from marigold_uq.field.data.generation import parts_folder
+from marigold_uq.field.splits import open_split
 from scripts import generate_pde
 
 h5py = pytest.importorskip("h5py", reason="field files are HDF5: pip install h5py")
@@ -170,3 +172,22 @@ def test_the_command_generates_and_refuses(tmp_path: Path, capsys: pytest.Captur
     assert "exists" in capsys.readouterr().err
     assert generate_pde.main(["burgers", "--output", str(tmp_path / "b.h5"), "--nu", "-1"]) == 2
     assert "nu is not negative" in capsys.readouterr().err
+
+
+def test_a_file_that_is_thinned_already_is_not_thinned_again_unawares(tmp_path: Path) -> None:
+    """The strides of burgers.yaml, meant for PDEBench's 1024 points, would leave 64 of the 256 that were generated."""
+    equation = Burgers(num_points=64, num_states=6, save_interval=0.02)
+    path = generate(equation, tmp_path / "thin.h5", 2, point_stride=4, progress=False)
+    with pytest.raises(
+        FieldDataError, match="points are thinned already, by 4; taking every 4-th again leaves 4 of them"
+    ):
+        read_trajectories(path, points=slice(None, None, 4))
+    with pytest.raises(FieldDataError, match="holds 6 states; the first 104 were asked for"):
+        read_trajectories(path, states=PAPER_STATES)
+    data = FieldData(pde=PdeData(str(path), point_stride=4))
+    with pytest.raises(FieldDataError, match="thin_again to true if you mean it"):
+        open_split(data)
+    twice = read_trajectories(path, points=slice(None, None, 2), thin_again=True)
+    assert len(twice.x) == 8
+    assert twice.metadata["point_stride"] == 8
+    assert read_trajectories(path, states=slice(0, 6, 2)).metadata["state_stride"] == 2
