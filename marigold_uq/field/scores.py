@@ -107,8 +107,18 @@ def accumulate_scores(
         seed: Of the ties in the rank histogram.
     """
     everything = {"": Channels(slice(None), None, min_scale)}
-    how = {"coverage": coverage, "batch_size": batch_size, "seed": seed}
-    return accumulate_channels(forecaster, windows, indices, everything, select_targets, select_samples, **how)[""]
+    found = accumulate_channels(
+        forecaster,
+        windows,
+        indices,
+        everything,
+        select_targets,
+        select_samples,
+        coverage=coverage,
+        batch_size=batch_size,
+        seed=seed,
+    )
+    return found[""]
 
 
 def accumulate_channels(

@@ -53,6 +53,9 @@ def select_table_family(table: TrainingRows, recipe: Recipe, seed: int, *, verbo
             network, scheduler, baseline, default_denoising_steps=own.num_inference_steps, values=values
         )
         pipeline.set_progress_bar_config(disable=True)
+        if pipeline.has_closed_form():
+            law = pipeline.predictive_distribution(held_out.features)
+            return torch.from_numpy((law.crps(held_out.targets) / np.where(unit > 0, unit, 1.0)).mean(1))
         draws = pipeline(held_out.features, _ENSEMBLE_SIZE).samples / np.where(unit > 0, unit, 1.0)
         return sample_unit_scores(torch.from_numpy(draws), target, "crps")
 

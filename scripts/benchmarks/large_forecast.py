@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,7 +71,12 @@ def tiny_model(options: Options) -> FieldForecastPipeline:
         clip_sample=False,
         eta=1.0,
     )
-    shape = {"block_out_channels": (4,) * 7, "layers_per_block": 1, "embedding_channels": 8, "dropout": 0.0}
+    shape: dict[str, Any] = {
+        "block_out_channels": (4,) * 7,
+        "layers_per_block": 1,
+        "embedding_channels": 8,
+        "dropout": 0.0,
+    }
     network = build_network(
         scheduler, encoder.event_shape, encoder.condition_channels, periodic=encoder.periodic, **shape
     )

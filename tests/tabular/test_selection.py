@@ -38,11 +38,13 @@ def model(**changes: Any) -> Any:
     return quick_model(**{**settings, **changes})
 
 
-@pytest.mark.parametrize(("rows", "expected"), [(bimodal, "mixture"), (noisy, "gaussian")])
-def test_the_family_of_the_noise_is_chosen_and_trained_on_all_rows(rows: Any, expected: str) -> None:
+@pytest.mark.parametrize(("rows", "possible"), [(bimodal, {"mixture"}), (noisy, {"gaussian", "mixture"})])
+def test_a_family_that_has_the_noise_is_chosen_and_trained_on_all_rows(rows: Any, possible: set[str]) -> None:
+    """By one standard error of 80 rows a mixture may beat the Gaussian that the noise is; a point cannot."""
     x, y = rows()
     chosen = model(early_stopping=False).fit(x, y)
-    assert chosen.selection_.chosen.noise_family == expected
+    expected = chosen.selection_.chosen.noise_family
+    assert expected in possible
     assert chosen.recipe_.noise_family == expected
     assert chosen.selection_.rounds[0].comparison.num_units == 80
     named = model(noise_family=expected, early_stopping=False).fit(x, y)
