@@ -83,13 +83,10 @@ class DataPart:
 
 
 def paper_data() -> list[DataPart]:
-    """The paper's training data, where docs/depth/data.md puts them; without their lists all frames would take part.
-
-    prepare_hypersim.py writes its own list; the other is Marigold's, or made by prepare_depth.py --write_list.
-    """
+    """The paper's training data, where docs/depth/data.md puts them."""
     return [
-        DataPart("hypersim", "data/hypersim/train", "data/hypersim/filename_list_train.txt", 0.9),
-        DataPart("vkitti2", "data/vkitti2", "data/vkitti2/filename_list_train.txt", 0.1),
+        DataPart("hypersim", root="data/hypersim/train", probability=0.9),
+        DataPart("vkitti2", root="data/vkitti2", probability=0.1),
     ]
 
 
