@@ -7,7 +7,14 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from marigold_uq.field.config import FieldData, FieldTrainConfig, PdeData, WeatherData
-from marigold_uq.field.data import FieldSequences, RandomTransitions, Transitions, open_weather, read_trajectories
+from marigold_uq.field.data import (
+    FieldSequences,
+    RandomTransitions,
+    Transitions,
+    as_plane,
+    open_weather,
+    read_trajectories,
+)
 
 __all__ = ["FieldSplit", "open_split", "target_hours", "training_samples"]
 
@@ -34,7 +41,7 @@ def _open_pde(data: PdeData) -> FieldSplit:
         states=slice(0, data.num_states, data.state_stride),
         points=slice(None, None, data.point_stride),
     )
-    split = trajectories.split(data.split_seed, test=data.test, validation=data.validation)
+    split = as_plane(trajectories).split(data.split_seed, test=data.test, validation=data.validation)
     return FieldSplit(split.train, split.validation, split.test)
 
 
