@@ -120,9 +120,7 @@ def build_task(name: str, args: Options) -> StudyTask:
     if name == "air":
         path = ["--data.weather.path", args.air, "--data.weather.latitude", "[30, 60]"]
         path += ["--data.weather.longitude", "[240, 300]"]
-    overlay = [
-        word for file in (f"{name}_small", "heads_small") for word in ("--config", str(CONFIGS / f"{file}.yaml"))
-    ]
+    overlay = [word for file in (f"{name}_small", "heads") for word in ("--config", str(CONFIGS / f"{file}.yaml"))]
     return StudyTask(name, [*overlay, *path])
 
 
