@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -51,7 +51,7 @@ from marigold_uq.results import as_json, markdown_table, write_json
 from scripts.studies.fields.report import paired_cells
 from scripts.studies.fields.study import ModelRun, StudyTask
 
-__all__ = ["CLOSED", "TASKS", "Options", "closed_form_scores", "fit_calibration", "main", "plan"]
+__all__ = ["CLOSED", "TASKS", "Options", "Parts", "closed_form_scores", "fit_calibration", "main", "open_parts", "plan"]
 
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "field"
@@ -156,7 +156,20 @@ class Parts:
     scored: list[int]
 
 
-def open_parts(run: ModelRun, args: Options) -> Parts:
+class Sizes(Protocol):
+    """How many windows choose and score, and how long they are."""
+
+    @property
+    def validation_windows(self) -> int: ...
+
+    @property
+    def test_windows(self) -> int: ...
+
+    @property
+    def num_leads(self) -> int: ...
+
+
+def open_parts(run: ModelRun, args: Sizes) -> Parts:
     """The same for all models of a task."""
     config = read_config(run.arguments)[0]
     split = open_split(config.data)
