@@ -336,7 +336,7 @@ def _difference(seeds: Sequence[Mapping[str, Any]], reference: Sequence[Mapping[
 
 
 def best_table(cells: Cells) -> str:
-    """Each model with the steps that validation data chose, against `REFERENCE` with its own, and how it is calibrated."""
+    """Each model with the steps that validation data chose, against `REFERENCE` with its own."""
     titles = ["model", "calls per sample", "tau", "kappa, lead 1"]
     titles += [f"{title}, lead {lead}" for lead in (1, 10) for title in ("CRPS", f"- {REFERENCE} (%)", "coverage")]
     return markdown_table(titles, [_best_row(cells, name) for name in cells])
