@@ -38,6 +38,8 @@ CONFIG = Path(__file__).parents[3] / "configs" / "field" / "navier_stokes_small.
 EQUATION = {
     "num_points": 32 * 32, "nu": 0.02, "forcing_wave": 2, "time_step": 0.05, "first_time": 5.0, "num_states": 16,
 }  # fmt: skip
+LAST_SHELL = 10
+"""The last that is drawn; the solver cuts waves from 32 / 3 on."""
 STEPS = {"gaussian": 1, "point": 5, "one_pass": 1, "mixture": 1}
 """Model -> denoising steps of its forecasts."""
 EVENTS = {"90 %": 0.9, "99 %": 0.99}
@@ -177,7 +179,10 @@ def write_report(found: dict[str, dict[str, Any]], runs: dict[str, ModelRun], pa
         temporary.write_text("\n".join(sections), encoding="utf-8")
     for name, run in runs.items():
         spectra = found[name]["spectra"]
-        curves = {f"{name}, lead {lead}": {key: one[lead - 1] for key, one in spectra.items()} for lead in leads}
+        curves = {
+            f"{name}, lead {lead}": {key: one[lead - 1][: LAST_SHELL + 1] for key, one in spectra.items()}
+            for lead in leads
+        }
         save_figure(figures.spectrum_plot(curves), args.output / f"plane_spectra_{name}.png", overwrite=True)
         drawn = maps_figure(run, parts, args, (leads[0], leads[-1]))
         save_figure(drawn, args.output / f"plane_maps_{name}.png", overwrite=True)
