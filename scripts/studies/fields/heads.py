@@ -45,7 +45,6 @@ from marigold_uq.field.splits import open_split
 from marigold_uq.files import atomic_path, fingerprint, require_same
 from marigold_uq.metrics import crps, expected_coverage
 from marigold_uq.pipelines.field import FieldForecastPipeline
-from marigold_uq.pipelines.field.output import stretch
 from marigold_uq.plotting import COLORS, save_figure
 from marigold_uq.results import as_json, markdown_table, write_json
 from scripts.studies.fields.report import paired_cells
@@ -66,9 +65,10 @@ SAMPLED = {
     "low_rank_projected": (1, 2),
     "low_rank_mixture": (1, 2),
     "gaussian_uniform": (1, 2, 5, 10),
+    "gaussian_rollout": (1,),
 }
 """Model -> the numbers of denoising steps it is tried with: few for those trained for one step."""
-CLOSED = ("gaussian", "mixture", "low_rank_projected", "low_rank_mixture", "gaussian_uniform")
+CLOSED = ("gaussian", "mixture", "low_rank_projected", "low_rank_mixture", "gaussian_uniform", "gaussian_rollout")
 """Models whose distribution of the next state is explicit after one network call."""
 EXTRA = {"one_pass": ["--objective.num_draws", "2"]}
 """Two draws per sample, so twice the network passes of the others in training."""
@@ -190,16 +190,21 @@ def fit_calibration(forecaster: PipelineForecaster, windows: Transitions, ids: S
     batch = default_collate([windows[index] for index in ids])
     pipeline = forecaster.pipeline
     target = pipeline.encoder.select_targets(batch["future"])  # (B, L, C, *space)
+    size: dict[str, Any] = {
+        "num_inference_steps": forecaster.num_inference_steps,
+        "ensemble_size": forecaster.ensemble_size,
+    }
     found = []
     for tau in TAUS:
-        calibration = {"num_inference_steps": forecaster.num_inference_steps, "ensemble_size": forecaster.ensemble_size}
-        pipeline.calibrate(Calibration(tau=tau, **calibration))
+        pipeline.calibrate(Calibration(tau=tau, **size))
         samples = forecaster.forecast(batch, ids, windows.num_leads)
         kappas = tuple(smooth(best_kappas(samples, target)))
-        leads = crps(stretch(samples, kappas), target).double().transpose(0, 1).flatten(1).mean(1)
+        pipeline.calibrate(Calibration(tau=tau, kappa=kappas, **size))
+        samples = pipeline.calibrate_samples(samples, np.asarray(batch["time"]))
+        leads = crps(samples, target).double().transpose(0, 1).flatten(1).mean(1)
         found.append((float(leads.log().mean()), tau, kappas, leads.tolist()))
     score, tau, kappas, leads = min(found)
-    pipeline.calibrate(Calibration(tau=tau, kappa=kappas, **calibration))
+    pipeline.calibrate(Calibration(tau=tau, kappa=kappas, **size))
     return {"tau": tau, "kappas": list(kappas), "validation_crps": leads, "validation_score": score}
 
 
@@ -386,7 +391,9 @@ def _calls_curve(
     reach += [[max(one) - m for m, one in zip(means, values, strict=True)]]
     style = "--" if name.startswith("point") or name == "one_pass" else "-"
     marker = "os^Dv*PX"[place]
-    color = COLORS[place % len(COLORS)] if place < len(COLORS) else ("#111111", "#cc6699")[place - len(COLORS)]
+    color = (
+        COLORS[place % len(COLORS)] if place < len(COLORS) else ("#111111", "#cc6699", "#44aaaa")[place - len(COLORS)]
+    )
     axes.errorbar([calls[k] for k in order], means, reach, fmt=style + marker, markersize=4, color=color, label=name)
 
 

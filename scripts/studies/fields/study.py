@@ -45,6 +45,10 @@ VARIANTS: dict[str, list[str]] = {
         FAMILY, "low_rank_mixture", "--model.rank", "1", "--model.num_components", "2",
         "--objective.score", "projected",
     ],
+    "gaussian_rollout": [
+        FAMILY, "gaussian",
+        "--rollout.num_leads", "3", "--rollout.start_step", "50", "--rollout.grow_steps", "50",
+    ],
     "point_edm": [FAMILY, "point", *UNIFORM, "--model.framework", "edm"],
     "cholesky_kernel": [FAMILY, "cholesky", "--objective.score", "kernel"],
     "cholesky_energy": [FAMILY, "cholesky", "--objective.score", "energy"],
