@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from marigold_uq.field.data.equation import PeriodicEquation
@@ -104,7 +105,7 @@ class NavierStokes(PeriodicEquation):
         k = np.hypot(reach[:, None], reach)
         amplitude = k * np.exp(-((k / self.initial_wave) ** 2))
         real, imaginary = generator.standard_normal((2, len(reach), len(reach)))
-        spectrum = np.zeros((self.side, self.side), np.complex128)
+        spectrum: NDArray[np.complex128] = np.zeros((self.side, self.side), np.complex128)
         spectrum[np.ix_(reach, reach)] = amplitude * (real + 1j * imaginary)
         state = np.fft.ifft2(spectrum, norm="forward").real / np.sqrt((amplitude**2).sum())
         return state.ravel()
