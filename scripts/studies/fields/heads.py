@@ -390,7 +390,7 @@ def _calls_curve(
     reach = [[m - min(one) for m, one in zip(means, values, strict=True)]]
     reach += [[max(one) - m for m, one in zip(means, values, strict=True)]]
     style = "--" if name.startswith("point") or name == "one_pass" else "-"
-    marker = "os^Dv*PX"[place]
+    marker = "os^Dv*PXh"[place]
     color = (
         COLORS[place % len(COLORS)] if place < len(COLORS) else ("#111111", "#cc6699", "#44aaaa")[place - len(COLORS)]
     )
