@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 from torch.utils.data import default_collate
@@ -369,7 +370,8 @@ def calls_figure(found: Mapping[str, Cells], ensemble_size: int) -> Figure:
             for place, name in enumerate(SAMPLED):
                 if name in cells:
                     _calls_curve(axes, cells[name], lead, ensemble_size, name, place)
-            axes.set(xscale="log", yscale="log", title=f"{TITLES[task]}, lead {lead}")
+            _log_axes(axes, [1, *(ensemble_size * steps for steps in (1, 2, 5, 10))])
+            axes.set_title(f"{TITLES[task]}, lead {lead}", fontsize=10)
             axes.set_xlabel(f"network calls per lead time for {ensemble_size} samples", fontsize=9)
             axes.set_ylabel("CRPS", fontsize=9)
             axes.spines[["top", "right"]].set_visible(False)
@@ -377,6 +379,17 @@ def calls_figure(found: Mapping[str, Cells], ensemble_size: int) -> Figure:
     handles, labels = fullest.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=8)
     return figure
+
+
+def _log_axes(axes: Any, calls: Sequence[int]) -> None:
+    """Both logarithmic, with plain numbers; ticks where there are cells."""
+    axes.set(xscale="log", yscale="log")
+    axes.set_xticks(calls, [str(number) for number in calls])
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlim(0.8 * calls[0], 1.25 * calls[-1])
+    for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        which(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.tick_params(which="both", labelsize=8)
 
 
 def _calls_curve(
