@@ -62,10 +62,13 @@ class AdaptiveConformal:
         half = torch.where(scale.isinf(), scale, scale * uncertainty)  # infinite without a spread too
         return torch.stack([prediction - half, prediction + half])
 
-    def update(self, score: Tensor) -> Tensor:
-        """Take the score (...) of the truth, and return where the interval missed it."""
+    def update(self, score: Tensor, issued: Tensor | None = None) -> Tensor:
+        """Take the score (...) of the truth, and return where the interval missed it.
+
+        `issued` is the `scale` of an interval that was issued before other truths came in; by default it is today's.
+        """
         score = self._checked(at_least_float32(torch.as_tensor(score)).unsqueeze(0))
-        missed = score[0] > self.scale()
+        missed = score[0] > (self.scale() if issued is None else issued)
         before = (
             self.miscoverage if self._miscoverage is not None else torch.full_like(score[0], 1 - self.coverage).double()
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from marigold_uq.commands.runner import parse_options
+from marigold_uq.field.rollout import RolloutConfig
 from marigold_uq.training.config import OptimizerConfig, TrainingConfig
 from marigold_uq.training.objective import ObjectiveConfig
 from marigold_uq.training.selection import SelectionConfig, require_plain_head
@@ -196,6 +197,7 @@ class FieldTrainConfig:
         one_time_per_epoch: An epoch takes one random time of every trajectory (the paper), not all times.
         validation_samples: Held-out samples of the validation loss, always the same; 0 turns it off.
         plateau: Halving and stopping.
+        rollout: Training on the model's own states, over several steps.
         selection: How model.noise_family "auto" is chosen.
         training: The loop.
         push_to_hub: Hub repository for the finished model.
@@ -207,6 +209,7 @@ class FieldTrainConfig:
     one_time_per_epoch: bool = False
     validation_samples: int = 256
     plateau: PlateauConfig = field(default_factory=PlateauConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
     selection: SelectionConfig = field(default_factory=SelectionConfig)
     training: TrainingConfig = field(default_factory=_field_training)
     push_to_hub: str | None = None
@@ -215,6 +218,8 @@ class FieldTrainConfig:
         watched = self.plateau.halve_after or self.plateau.stop_after
         if watched and not (self.validation_samples and self.training.validate_every):
             raise ValueError("plateau looks at the validation loss: set validation_samples and training.validate_every")
+        if self.rollout.num_leads > 1 and self.one_time_per_epoch:
+            raise ValueError("rollout.num_leads > 1 trains on all times: set one_time_per_epoch to false")
 
 
 def read_config(arguments: Sequence[str]) -> tuple[FieldTrainConfig, str]:

@@ -52,11 +52,12 @@ def train_field(config: FieldTrainConfig, config_text: str = "") -> TrainingResu
         validation = Transitions(split.validation, num_history=config.model.num_history, target_hours=hours)
     task = FieldTask(
         new_pipeline(config.model, split.train, seed=config.training.seed),
-        training_samples(config, split.train),
+        _training_windows(config, split.train),
         config.objective,
         validation=validation,
         validation_samples=config.validation_samples,
         plateau=config.plateau,
+        rollout=config.rollout,
         seed=config.training.seed,
         device=accelerator.device,
     )
@@ -68,6 +69,16 @@ def train_field(config: FieldTrainConfig, config_text: str = "") -> TrainingResu
         make_card(result.folder, repo_id=config.push_to_hub, task="field", overwrite=True)
         print(f"pushed to {push_to_hub(result.folder, config.push_to_hub)}")
     return result
+
+
+def _training_windows(config: FieldTrainConfig, train: FieldSequences) -> Transitions:
+    """Samples one step ahead, or windows as long as the longest rollout."""
+    leads = config.rollout.num_leads
+    if leads == 1:
+        return training_samples(config, train)
+    return Transitions(
+        train, num_history=config.model.num_history, num_leads=leads, target_hours=target_hours(config.data)
+    )
 
 
 def choose_field_family(config: FieldTrainConfig, split: FieldSplit) -> FamilyCandidate | None:

@@ -12,6 +12,7 @@ from marigold_uq.field.data import (
     RandomTransitions,
     Transitions,
     WindowedTransitions,
+    as_plane,
     open_weather,
     read_trajectories,
 )
@@ -42,7 +43,7 @@ def _open_pde(data: PdeData) -> FieldSplit:
         points=slice(None, None, data.point_stride),
         thin_again=data.thin_again,
     )
-    split = trajectories.split(data.split_seed, test=data.test, validation=data.validation)
+    split = as_plane(trajectories).split(data.split_seed, test=data.test, validation=data.validation)
     return FieldSplit(split.train, split.validation, split.test)
 
 

@@ -15,6 +15,7 @@ from marigold_uq.denoising import Denoiser
 from marigold_uq.field.config import PlateauConfig
 from marigold_uq.field.data import Transitions
 from marigold_uq.field.objective import MaskedObjective
+from marigold_uq.field.rollout import Rollout, RolloutConfig, Start, own_starts
 from marigold_uq.pipelines.field import FieldForecastPipeline
 from marigold_uq.randomness import member_seed
 from marigold_uq.training.objective import ObjectiveConfig
@@ -85,7 +86,7 @@ class Plateau:
 
 
 class FieldTask(TrainingTask):
-    """A `TrainingTask`: the U-Net of a field pipeline on (history, next state) pairs."""
+    """A `TrainingTask`: the U-Net of a field pipeline on (history, next state) pairs, or on rollouts of its own."""
 
     def __init__(
         self,
@@ -96,10 +97,13 @@ class FieldTask(TrainingTask):
         validation: Transitions | None = None,
         validation_samples: int = 256,
         plateau: PlateauConfig | None = None,
+        rollout: RolloutConfig | None = None,
         seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
         self.pipeline = pipeline
+        self.rollout = Rollout(rollout or RolloutConfig(), seed)
+        self._require_feedback()
         self.dataset: Ordered = dataset
         self.validation, self.validation_samples, self.seed = validation, validation_samples, seed
         self.device = torch.device(device)
@@ -109,26 +113,51 @@ class FieldTask(TrainingTask):
         self.objective.scale.to(self.device)
         self.plateau = Plateau(plateau or PlateauConfig())
 
+    def _require_feedback(self) -> None:
+        config = self.pipeline.encoder.config
+        if self.rollout.active and list(config.targets) != list(config.variables):
+            raise ValueError(
+                f"rollout.num_leads={self.rollout.config.num_leads} feeds forecasts back, but the model predicts "
+                f"{list(config.targets)} of {list(config.variables)}: predict them all, or set it to 1"
+            )
+
     def states(self) -> list[Stateful]:
-        """The running bandwidth and the plateau."""
-        return [self.objective.scale, self.plateau]
+        """The running bandwidth, the plateau, and the place in the curriculum where there is one."""
+        states: list[Stateful] = [self.objective.scale, self.plateau]
+        return [*states, self.rollout] if self.rollout.active else states
 
     def losses(self, network: nn.Module, batch: dict[str, Any], generators: list[torch.Generator]) -> Tensor:
-        """Score of the predicted distribution against the drawn target, one number per sample."""
-        losses, residuals = self.objective.losses(*self._inputs(network, batch), generators)
-        self.objective.note(residuals)
-        return losses
+        """Score of the predicted distribution against the drawn target, one number per sample.
 
-    def _inputs(self, network: nn.Module, batch: dict[str, Any]) -> tuple[Denoiser, Tensor]:
-        """The network with its condition, and the scaled increments x_0 (B, C, *space)."""
-        encoder = self.pipeline.encoder
-        history, future = batch["history"].to(self.device), batch["future"].to(self.device)
-        condition = encoder.condition(history, batch["time"])
-        return self.pipeline.denoiser(condition, network), encoder.encode_target(history[:, -1], future[:, 0])
+        Of a rollout the lead times whose losses count, averaged.
+        """
+        length = self.rollout.length()
+        scored, parts = self.rollout.scored(length), []
+        first = self._start(batch)
+        starts = own_starts(self.pipeline, network, first, length, generators, self.rollout.config)
+        for lead, start in enumerate(starts):
+            if lead in scored:
+                losses, residuals = self.objective.losses(*self._inputs(network, batch, start, lead), generators)
+                self.objective.note(residuals)
+                parts.append(losses)
+        return torch.stack(parts).mean(0)
+
+    def _start(self, batch: dict[str, Any]) -> Start:
+        return Start(batch["history"].to(self.device), batch["time"])
+
+    def _inputs(
+        self, network: nn.Module, batch: dict[str, Any], start: Start, lead: int = 0
+    ) -> tuple[Denoiser, Tensor]:
+        """The network with its condition, and the scaled increments x_0 (B, C, *space) to the truth at `lead`."""
+        encoder, future = self.pipeline.encoder, batch["future"].to(self.device)
+        condition = encoder.condition(start.history, start.time)
+        x_0 = encoder.encode_target(start.history[:, -1], future[:, lead])
+        return self.pipeline.denoiser(condition, network), x_0
 
     def after_step(self, step: int) -> None:
-        """Update the running residual scale."""
+        """Update the running residual scale, and go on in the curriculum."""
         self.objective.update()
+        self.rollout.step = step
 
     @torch.no_grad()
     def validate(self, network: nn.Module, step: int, pictures: Path) -> dict[str, float]:
@@ -138,7 +167,8 @@ class FieldTask(TrainingTask):
         was_training = network.training
         network.eval()
         parts = [
-            self.objective.held_out(*self._inputs(network, batch), own) for batch, own in self._validation_batches()
+            self.objective.held_out(*self._inputs(network, batch, self._start(batch)), own)
+            for batch, own in self._validation_batches()
         ]
         network.train(was_training)
         return {LOSS: float(torch.cat(parts).mean())}

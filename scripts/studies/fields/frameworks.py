@@ -33,6 +33,7 @@ class Options:
     Args:
         output: Folder of all results.
         data: Trajectories, of scripts/generate_pde.py.
+        overlay: A config that changes ks_small.yaml, for instance configs/field/heads.yaml: a smaller network.
         variant: The model, a key of the study's VARIANTS.
         seeds: Models per framework.
         max_steps: Training steps of each.
@@ -45,6 +46,7 @@ class Options:
 
     output: Path
     data: Path
+    overlay: Path | None = None
     variant: str = "gaussian_uniform"
     seeds: int = 2
     max_steps: int = 2000
@@ -61,7 +63,9 @@ def plan(args: Options) -> list[ModelRun]:
     steps = str(args.max_steps)
     length = ["--training.max_steps", steps, "--training.optimizer.decay_steps", steps]
     size = ["--training.batch_size", str(args.batch_size), "--data.pde.point_stride", str(args.point_stride)]
-    task = StudyTask("ks", ["--config", str(CONFIG), "--data.pde.path", str(args.data), *size], scores)
+    configs = [CONFIG] if args.overlay is None else [CONFIG, args.overlay]
+    base = [word for config in configs for word in ("--config", str(config))]
+    task = StudyTask("ks", [*base, "--data.pde.path", str(args.data), *size], scores)
     return [
         ModelRun(task, args.variant, seed, args.output, [*length, "--model.framework", framework], name)
         for seed in range(args.seeds)

@@ -34,6 +34,7 @@ __all__ = [
     "law_correlation",
     "lead_time_figure",
     "member_figure",
+    "paired_cells",
     "save_all",
     "steps_figure",
     "study_table",
@@ -73,7 +74,7 @@ def study_table(
     for name, seeds in rows.items():
         cells = [_cell(seeds, part, metric, lead) for metric in metrics]
         for other in known:
-            cells += ["", ""] if name == other else _paired_cells(seeds, rows[other], part, lead)
+            cells += ["", ""] if name == other else paired_cells(seeds, rows[other], part, lead)
         lines.append(f"| {name} | {len(seeds)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -96,7 +97,7 @@ def summary_table(raw: Rows, calibrated: Rows, part: str, lead: int, reference: 
     for name, seeds in calibrated.items():
         cells = [_cell(raw.get(name, []), part, metric, lead) for _, metric in own]
         cells += [_cell(seeds, part, metric, lead) for _, metric in after]
-        cells += ["", ""] if name == reference else _paired_cells(seeds, base, part, lead, percent=True)
+        cells += ["", ""] if name == reference else paired_cells(seeds, base, part, lead, percent=True)
         cells += [_cell(seeds, part, metric, lead) for _, metric in last]
         lines.append(f"| {name} | {len(seeds)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -117,7 +118,7 @@ def _cell(seeds: Sequence[Mapping[str, Any]], part: str, metric: str, lead: int)
     return f"{math.fsum(known) / len(known):.4g}" + ("" if error is None else f" ± {error:.1g}")
 
 
-def _paired_cells(
+def paired_cells(
     seeds: Sequence[Mapping[str, Any]],
     reference: Sequence[Mapping[str, Any]],
     part: str,

@@ -41,6 +41,15 @@ VARIANTS: dict[str, list[str]] = {
     "mixture": [FAMILY, "mixture", "--model.num_components", "3"],
     "low_rank_kernel": [FAMILY, "low_rank", "--model.rank", "1", "--objective.score", "kernel"],
     "low_rank_projected": [FAMILY, "low_rank", "--model.rank", "1", "--objective.score", "projected"],
+    "low_rank_mixture": [
+        FAMILY, "low_rank_mixture", "--model.rank", "1", "--model.num_components", "2",
+        "--objective.score", "projected",
+    ],
+    "gaussian_rollout": [
+        FAMILY, "gaussian",
+        "--rollout.num_leads", "3", "--rollout.start_step", "50", "--rollout.grow_steps", "50",
+    ],
+    "point_edm": [FAMILY, "point", *UNIFORM, "--model.framework", "edm"],
     "cholesky_kernel": [FAMILY, "cholesky", "--objective.score", "kernel"],
     "cholesky_energy": [FAMILY, "cholesky", "--objective.score", "energy"],
     "sample": [FAMILY, "sample", "--objective.num_draws", "2"],
