@@ -15,6 +15,7 @@ from accelerate import Accelerator
 from accelerate.utils import load as load_safely
 
 from marigold_uq.files import atomic_path
+from marigold_uq.training.sharding import is_sharded
 from marigold_uq.training.task import Stateful
 
 __all__ = ["load_accelerator", "load_states", "write_average", "write_task_states"]
@@ -65,6 +66,11 @@ def load_accelerator(accelerator: Accelerator, checkpoint: Path) -> None:
     accelerate alone goes on with other random states where the file is damaged; here that is an error, as everything
     else that a damaged or foreign file makes its readers raise.
     """
+    by_fsdp = any(checkpoint.glob("pytorch_model_fsdp*"))
+    if by_fsdp != is_sharded(accelerator):
+        raise ValueError(
+            f"{checkpoint} was written {'with' if by_fsdp else 'without'} FSDP: resume it in the same way"
+        )
     random_states = checkpoint / f"random_states_{accelerator.process_index}.pkl"
     saved = _read(random_states, load_safely) if random_states.exists() else None
     if saved is None:

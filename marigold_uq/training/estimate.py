@@ -170,9 +170,9 @@ class Estimate:
         return found
 
 
-def free_space(folder: Path) -> int:
+def free_space(folder: Path | str) -> int:
     """Bytes free where a folder is, or will be."""
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    existing = next(path for path in (Path(folder), *Path(folder).absolute().parents) if path.exists())
     return shutil.disk_usage(existing).free
 
 

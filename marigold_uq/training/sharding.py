@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -31,7 +31,8 @@ def prepare_sharding(accelerator: Accelerator, config: TrainingConfig) -> None:
     if asked and accelerator.distributed_type == DistributedType.MULTI_CPU:
         state: Any = accelerator.state
         state.fsdp_plugin = FullyShardedDataParallelPlugin()
-        state.distributed_type = DistributedType.FSDP
+        for shared in (state, PartialState()):  # whoever asks for a state takes over what the partial one says
+            shared.distributed_type = DistributedType.FSDP
     if not is_sharded(accelerator):
         return
     plugin: Any = accelerator.state.fsdp_plugin

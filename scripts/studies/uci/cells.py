@@ -52,6 +52,10 @@ class Cell:
     splits: list[SplitScores]
     facts: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Facts as a file gives them back: lists for tuples."""
+        object.__setattr__(self, "facts", json.loads(json.dumps(self.facts)))
+
     @property
     def summary(self) -> dict[str, Spread]:
         """Mean, standard deviation and standard error over splits of every metric."""

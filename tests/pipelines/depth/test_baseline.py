@@ -110,7 +110,7 @@ def test_metric_baselines_give_deviations_and_intervals_in_metres(models, start,
     pipeline.baseline.network.model.head.max_depth *= 2
     two = pipeline(picture(28, 42), generator=generator(), **call)
     for name in ("prediction", "uncertainty", "interval", "samples"):
-        np.testing.assert_allclose(2 * getattr(one, name), getattr(two, name), rtol=2e-4)
+        np.testing.assert_allclose(2 * getattr(one, name), getattr(two, name), rtol=2e-4, atol=1e-5)
     assert one.prediction.max() > 1.5  # metres, not a range from 0 to 1
     assert (one.uncertainty > 0).all()
     np.testing.assert_allclose(one.samples.std(-1, ddof=1), one.uncertainty[..., 0], rtol=1e-3, atol=1e-6)
@@ -182,8 +182,8 @@ def test_saved_it_gives_the_same_in_a_fresh_process(models, start, tmp_path):
     subprocess.run([sys.executable, "-c", RELOAD, str(tmp_path)], check=True, capture_output=True, text=True)
     for folder, output in outputs.items():
         found = np.load(folder / "found.npz")
-        np.testing.assert_allclose(found["prediction"], output.prediction, rtol=1e-5)
-        np.testing.assert_allclose(found["uncertainty"], output.uncertainty, rtol=1e-4, atol=1e-7)
+        np.testing.assert_allclose(found["prediction"], output.prediction, rtol=1e-5, atol=2e-6)
+        np.testing.assert_allclose(found["uncertainty"], output.uncertainty, rtol=1e-4, atol=1e-6)
 
 
 def test_a_reference_whose_weights_changed_is_refused(start, tmp_path):
