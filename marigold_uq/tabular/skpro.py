@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 import pandas as pd
+import torch
 from numpy.typing import NDArray
 from sklearn.base import clone
 from skpro.distributions.base import BaseDistribution
@@ -15,21 +16,44 @@ from skpro.distributions.normal_mixture import NormalMixture
 from skpro.regression.base import BaseProbaRegressor
 
 from marigold_uq.pipelines.tabular.distribution import PredictiveDistribution
+from marigold_uq.scores.crps import absolute_moment, mixture_crps
 from marigold_uq.tabular import DiffusionRegressor, TrainingOptions
 
-__all__ = ["SkproDiffusionRegressor", "as_skpro"]
+__all__ = ["ExactNormalMixture", "SkproDiffusionRegressor", "as_skpro"]
+
+
+class ExactNormalMixture(NormalMixture):  # type: ignore[misc]
+    """skpro's `NormalMixture` with an exact E|X - X'|, and so an exact CRPS.
+
+    That of skpro 2.16 holds only where all components have the same mean.
+    """
+
+    def _energy_self(self) -> NDArray[np.float64]:
+        """(rows, 1)."""
+        loc, scale = torch.from_numpy(self._mu), torch.from_numpy(self._sigma)  # (rows, K, outputs)
+        weights = torch.from_numpy(self._pi).unsqueeze(-1).expand_as(loc)
+        mean = (weights * loc).sum(1)
+        to_mean = (weights * absolute_moment(mean.unsqueeze(1) - loc, scale)).sum(1)
+        between = to_mean - mixture_crps(loc, scale, weights, mean)
+        return 2 * between.sum(1, keepdim=True).numpy()
+
+    def _iloc(self, rowidx: Any = None, colidx: Any = None) -> NormalMixture:
+        """Some rows and columns; scores ask for one column at a time."""
+        part = super()._iloc(rowidx, colidx)
+        if part.ndim == 0:
+            return part
+        return type(self)(part.pi, part.mu, part.sigma, index=part.index, columns=part.columns)
 
 
 def as_skpro(law: PredictiveDistribution, index: pd.Index | None = None, columns: pd.Index | None = None) -> Any:
-    """A predictive distribution without masses, of one output, as skpro's `NormalMixture`: the same, exactly."""
+    """A predictive distribution without masses, of one output, as a `NormalMixture` of skpro: the same, exactly."""
     if len(law.outputs) != 1 or law.outputs[0].mixture is None or len(law.outputs[0].values):
         raise ValueError("skpro's NormalMixture has one output and no masses on single values; take draws of this one")
     mixture = law.outputs[0].mixture
     parts = [part.unsqueeze(-1).numpy() for part in (mixture.loc, mixture.scale)]
     rows = pd.RangeIndex(len(law)) if index is None else index
-    return NormalMixture(
-        mixture.weights.numpy(), *parts, index=rows, columns=pd.RangeIndex(1) if columns is None else columns
-    )
+    names = pd.RangeIndex(1) if columns is None else columns
+    return ExactNormalMixture(mixture.weights.numpy(), *parts, index=rows, columns=names)
 
 
 class SkproDiffusionRegressor(BaseProbaRegressor):
