@@ -174,13 +174,10 @@ def open_parts(run: ModelRun, args: Sizes) -> Parts:
     """The same for all models of a task."""
     config = read_config(run.arguments)[0]
     split = open_split(config.data)
-    windows = [
-        Transitions(part, num_history=config.model.num_history, num_leads=args.num_leads)
-        for part in (split.validation, split.test)
-    ]
-    counts = (args.validation_windows, args.test_windows)
-    ids = [spread_windows(count, len(some)) for count, some in zip(counts, windows, strict=True)]
-    return Parts(split.train, *windows, *ids)
+    windows = partial(Transitions, num_history=config.model.num_history, num_leads=args.num_leads)
+    validation, test = windows(split.validation), windows(split.test)
+    fitted = spread_windows(args.validation_windows, len(validation))
+    return Parts(split.train, validation, test, fitted, spread_windows(args.test_windows, len(test)))
 
 
 def fit_calibration(forecaster: PipelineForecaster, windows: Transitions, ids: Sequence[int]) -> dict[str, Any]:
@@ -204,9 +201,9 @@ def fit_calibration(forecaster: PipelineForecaster, windows: Transitions, ids: S
         samples = pipeline.calibrate_samples(samples, np.asarray(batch["time"]))
         leads = crps(samples, target).double().transpose(0, 1).flatten(1).mean(1)
         found.append((float(leads.log().mean()), tau, kappas, leads.tolist()))
-    score, tau, kappas, leads = min(found)
+    score, tau, kappas, lead_scores = min(found)
     pipeline.calibrate(Calibration(tau=tau, kappa=kappas, **size))
-    return {"tau": tau, "kappas": list(kappas), "validation_crps": leads, "validation_score": score}
+    return {"tau": tau, "kappas": list(kappas), "validation_crps": lead_scores, "validation_score": score}
 
 
 def sampled_cell(run: ModelRun, parts: Parts, steps: int, args: Options) -> None:

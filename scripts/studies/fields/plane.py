@@ -35,9 +35,9 @@ __all__ = ["Options", "main", "score_forecaster"]
 
 
 CONFIG = Path(__file__).parents[3] / "configs" / "field" / "navier_stokes_small.yaml"
-EQUATION = {
-    "num_points": 32 * 32, "nu": 0.02, "forcing_wave": 2, "time_step": 0.05, "first_time": 5.0, "num_states": 16,
-}  # fmt: skip
+EQUATION = NavierStokes(
+    num_points=32 * 32, nu=0.02, forcing_wave=2, time_step=0.05, first_time=5.0, num_states=16,
+)  # fmt: skip
 LAST_SHELL = 10
 """The last that is drawn; the solver cuts waves from 32 / 3 on."""
 STEPS = {"gaussian": 1, "point": 5, "one_pass": 1, "mixture": 1}
@@ -84,7 +84,7 @@ def model_run(variant: str, args: Options) -> ModelRun:
     data = args.output / "data" / "navier_stokes.h5"
     if not data.exists():
         data.parent.mkdir(parents=True, exist_ok=True)
-        generate(NavierStokes(**EQUATION), data, args.trajectories, batch_size=32)
+        generate(EQUATION, data, args.trajectories, batch_size=32)
     task = StudyTask("navier_stokes", ["--config", str(CONFIG), "--data.pde.path", str(data)])
     return ModelRun(task, variant, args.seed, args.output)
 
