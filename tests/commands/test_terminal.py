@@ -122,11 +122,11 @@ def test_a_reader_that_leaves_does_not_end_the_run(models: Path, photos: Path) -
     words = ["depth", str(photos), "-o", "out", "--model", str(models / "gaussian"), "--formats", "npz"]
     command = " ".join([*COMMAND, *words, "--batch_size", "1", "2>&1"])
     script = f"set -o pipefail; {command} | head -1"
-    run = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=photos.parent, check=False)
+    run = subprocess.run(["bash", "-c", script], capture_output=True, cwd=photos.parent, check=False)
     assert run.returncode == 0, run.stderr
-    assert run.stdout.count("\n") <= 2  # a bar that is drawn again and again ends no line
+    assert run.stdout.count(b"\n") == 1  # a bar may be drawn more than once in that line
     assert len(list((photos.parent / "out").glob("*.npz"))) == 4
-    assert "BrokenPipe" not in run.stderr
+    assert b"BrokenPipe" not in run.stderr
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["train"], ["train", "--help"]])
