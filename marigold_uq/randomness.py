@@ -55,6 +55,8 @@ def _draw(
             f"got {len(generator)} generators for a batch of {batch}: pass one generator per batch element, "
             "a single generator for the whole batch, or None"
         )
+    if not batch:
+        return draw((*sample_shape, *batch_shape), None)  # no numbers, from no stream
     return torch.stack([draw((*sample_shape, *event), one) for one in generator], dim=len(sample_shape))
 
 

@@ -58,7 +58,7 @@ def test_the_layer_finds_a_save_that_is_not_safe(tmp_path: Path) -> None:
 
 
 def test_a_power_cut_takes_what_was_not_forced_to_the_disk(tmp_path: Path) -> None:
-    for name in ("kept", "lost", "moved", "one", "other"):
+    for name in ("kept", "lost", "moved", "one", "other", "longer"):
         (tmp_path / name).write_text("0123456789")
     lines = [
         ("W", "kept"),
@@ -73,7 +73,8 @@ def test_a_power_cut_takes_what_was_not_forced_to_the_disk(tmp_path: Path) -> No
         "\0".join([kind, *(str(tmp_path / name) for name in names), *[""] * (2 - len(names))]) + "\n"
         for kind, *names in lines
     )
+    text += f"W\0{tmp_path / 'longer'}\0006\n"  # 6 of its bytes are older than what it was opened for
     (tmp_path / "log").write_text(text)
     lose_unforced(tmp_path / "log")
-    sizes = {name: len((tmp_path / name).read_text()) for name in ("kept", "lost", "moved", "one", "other")}
-    assert sizes == {"kept": 10, "lost": 5, "moved": 5, "one": 10, "other": 5}
+    sizes = {name: len((tmp_path / name).read_text()) for name in ("kept", "lost", "moved", "one", "other", "longer")}
+    assert sizes == {"kept": 10, "lost": 5, "moved": 5, "one": 10, "other": 5, "longer": 8}

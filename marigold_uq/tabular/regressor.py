@@ -45,6 +45,7 @@ from marigold_uq.randomness import member_seed
 from marigold_uq.results import write_json
 from marigold_uq.tabular.experts.pooling import OutOfFold, fit_pool, fit_values
 from marigold_uq.tabular.recipe import Recipe, TrainingOptions, known_values, resolve_recipe, shared_values
+from marigold_uq.tabular.report import TableReport, make_report
 from marigold_uq.tabular.selection import select_table_family
 from marigold_uq.tabular.stack import TrainingRows, ValidationRows, fit_stack
 from marigold_uq.training.selection import AUTO, Selection, sample_unit_scores
@@ -275,6 +276,14 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
             scores = fair_crps(torch.from_numpy(self._draw(features).samples), torch.from_numpy(truth)).numpy()
         return float(np.average(scores.mean(1), weights=sample_weight))
 
+    def report(self, X: Any, y: ArrayLike, **options: Any) -> TableReport:
+        """How good the model is on rows it has not seen: calibration, intervals, importance; `save` writes a page.
+
+        `options` are those of `marigold_uq.tabular.report.make_report`.
+        """
+        check_is_fitted(self)
+        return make_report(self, X, y, **options)
+
     def predict_uncertainty(self, X: Any) -> TabularUncertainty:
         """Total uncertainty of each row, and where it comes from; all are standard deviations."""
         check_is_fitted(self)
@@ -346,11 +355,10 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         """The attributes that `fit` would have left."""
         columns = pipeline.config.columns
         self.pipeline_, self.seed_ = pipeline, int(facts.get("seed", 0))
-        self._columns = None if columns is None else TabularEncoder.from_config(columns)
-        self._encoder = self._columns if self._columns is not None and self._columns.has_categories else None
+        self._columns = TabularEncoder.restore(columns, pipeline.network.config.num_features)
         self._is_flat = bool(facts.get("is_flat", pipeline.network.config.num_targets == 1))
         self.n_features_in_ = int(facts.get("n_features", pipeline.network.config.num_features))
-        if self._columns is not None:
+        if self._columns.has_names:
             self.feature_names_in_ = np.array([column.name for column in self._columns.columns], dtype=object)
         self.n_epochs_ = list(facts.get("epochs", []))
         self.selection_, self.steps_choice_ = None, None

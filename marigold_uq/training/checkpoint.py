@@ -68,9 +68,7 @@ def load_accelerator(accelerator: Accelerator, checkpoint: Path) -> None:
     """
     by_fsdp = any(checkpoint.glob("pytorch_model_fsdp*"))
     if by_fsdp != is_sharded(accelerator):
-        raise ValueError(
-            f"{checkpoint} was written {'with' if by_fsdp else 'without'} FSDP: resume it in the same way"
-        )
+        raise ValueError(f"{checkpoint} was written {'with' if by_fsdp else 'without'} FSDP: resume it in the same way")
     random_states = checkpoint / f"random_states_{accelerator.process_index}.pkl"
     saved = _read(random_states, load_safely) if random_states.exists() else None
     if saved is None:

@@ -2,7 +2,7 @@
  * one of them, and writes a log of what was done. Python, Rust and C++ libraries all pass through it.
  *
  * A write at which the process is killed is half done. The log says what a power cut would lose: files that were
- * written and not forced to the disk. Lines are NUL-separated fields: W path, F path, R old new, X one other, D path.
+ * written and not forced to the disk. Lines are NUL-separated fields: W path size (what it keeps), F path, R old new, X one other, D path.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -81,7 +81,10 @@ static void die(void) { syscall(SYS_kill, getpid(), SIGKILL); }
 static void opened(const char *path, int flags) {
     if (!path[0] || (flags & O_ACCMODE) == O_RDONLY) return;
     BEFORE(path);
-    if (flags & (O_CREAT | O_TRUNC)) note('W', path, "");
+    char size[32] = "0";
+    struct stat before;
+    if (!(flags & O_TRUNC) && stat(path, &before) == 0) snprintf(size, sizeof size, "%lld", (long long)before.st_size);
+    if (flags & (O_CREAT | O_TRUNC)) note('W', path, size);
 }
 
 #define OPEN(name)                                                                 \
@@ -113,8 +116,8 @@ OPENAT(openat64)
 #define FOPEN(name)                                                                \
     FILE *name(const char *path, const char *mode) {                               \
         char buffer[PATH_MAX];                                                     \
-        int writes = strpbrk(mode, "wa+") != NULL;                                 \
-        opened(below(AT_FDCWD, path, buffer), writes ? O_WRONLY | O_CREAT : O_RDONLY); \
+        int writes = strpbrk(mode, "wa+") != NULL, empties = strchr(mode, 'w') != NULL;                                 \
+        opened(below(AT_FDCWD, path, buffer), writes ? O_WRONLY | O_CREAT | (empties ? O_TRUNC : 0) : O_RDONLY); \
         return REAL(name)(path, mode);                                             \
     }
 FOPEN(fopen)

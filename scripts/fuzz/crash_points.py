@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -146,41 +146,32 @@ def in_child(step: Callable[[], None]) -> tuple[int, str]:
 
 
 def lose_unforced(log: Path) -> None:
-    """What a power cut does: of every file that was written and not forced to the disk since, half is gone."""
-    written: set[str] = set()
+    """What a power cut does: of what was written to a file and not forced to the disk since, half is gone."""
+    kept: dict[str, int] = {}  # bytes that stay of a file, were forced before
     for line in log.read_bytes().decode(errors="surrogateescape").split("\n"):
         kind, one, other = [*line.split("\0"), "", ""][:3]
         if kind == "W":
-            written.add(one)
-        elif kind == "F":
-            written.discard(one)
+            kept.setdefault(one, int(other or 0))
         elif kind == "R":
-            written = set(_renamed(written, one, other))
+            kept = {name: size for name, size in kept.items() if not _is_below(name, other)} | _moved(kept, one, other)
+            kept = {name: size for name, size in kept.items() if not _is_below(name, one)}
         elif kind == "X":
-            written = set(_swapped(written, one, other))
-        elif kind == "D":
-            written.discard(one)
-    for name in written:
+            rest = {name: kept[name] for name in kept if not (_is_below(name, one) or _is_below(name, other))}
+            kept = rest | _moved(kept, one, other) | _moved(kept, other, one)
+        elif kind in ("F", "D"):
+            kept.pop(one, None)
+    for name, size in kept.items():
         if os.path.isfile(name):
-            os.truncate(name, os.path.getsize(name) // 2)
+            os.truncate(name, size + max(0, os.path.getsize(name) - size) // 2)
 
 
-def _renamed(names: Iterable[str], old: str, new: str) -> Iterable[str]:
-    for name in names:
-        if name == old or name.startswith(f"{old}/"):
-            yield new + name[len(old) :]
-        elif name != new and not name.startswith(f"{new}/"):
-            yield name
+def _is_below(name: str, folder: str) -> bool:
+    return name == folder or name.startswith(f"{folder}/")
 
 
-def _swapped(names: Iterable[str], one: str, other: str) -> Iterable[str]:
-    for name in names:
-        for old, new in ((one, other), (other, one)):
-            if name == old or name.startswith(f"{old}/"):
-                yield new + name[len(old) :]
-                break
-        else:
-            yield name
+def _moved(sizes: Mapping[str, int], old: str, new: str) -> dict[str, int]:
+    """Those at or below a name, under their new one."""
+    return {new + name[len(old) :]: size for name, size in sizes.items() if _is_below(name, old)}
 
 
 def leftovers(folder: Path) -> str | None:

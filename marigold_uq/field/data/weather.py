@@ -88,8 +88,8 @@ def _require_own_values(path: Path) -> None:
     h5py = h5py_module()
     with h5py.File(path, "r") as file:
         for key in file:
-            if isinstance(file.get(key, getlink=True), h5py.ExternalLink):
-                raise FieldDataError(f"{path}: {key!r} is a link to another file, which is not followed")
+            if not isinstance(file.get(key, getlink=True), h5py.HardLink):
+                raise FieldDataError(f"{path}: {key!r} is a link, perhaps to another file, which is not followed")
             item = file[key]
             if isinstance(item, h5py.Dataset) and (item.is_virtual or item.external):
                 raise FieldDataError(f"{path}: the values of {key!r} lie in other files, which are not read")
