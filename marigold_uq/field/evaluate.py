@@ -217,7 +217,8 @@ def score_split(forecaster: Forecaster, options: FieldEvaluation, split: FieldSp
         options.coverage,
     )
     parts = {"one_step": (1, options.num_one_step), "rollout": (options.num_leads, options.num_rollouts)}
-    hours, results = target_hours(_data(options)), {}
+    hours = target_hours(_data(options))
+    results: dict[str, dict[str, Any]] = {}
     for part, (num_leads, count) in parts.items():
         if count:
             windows = Transitions(sequences, num_history=history, num_leads=num_leads, target_hours=hours)
