@@ -118,8 +118,9 @@ def _load(folder: Path, component: str, module: str, class_name: str, options: M
         ) from error
     if not (isinstance(loaded, type) and issubclass(loaded, ConfigMixin)):
         raise ValueError(f"{folder}: the component {component!r} is {module}.{class_name}, which is no component")
+    kind: Any = loaded
     if not issubclass(loaded, ModelMixin):
-        return loaded.from_pretrained(folder, subfolder=component)
+        return kind.from_pretrained(folder, subfolder=component)
     precision = options.get("dtype", options.get("torch_dtype"))
     if isinstance(precision, dict):
         precision = precision.get(component, precision.get("default"))
@@ -130,4 +131,4 @@ def _load(folder: Path, component: str, module: str, class_name: str, options: M
         "variant": variant if has_variant else None,
         "use_safetensors": options.get("use_safetensors"),
     }
-    return loaded.from_pretrained(folder, subfolder=component, **{k: v for k, v in extra.items() if v is not None})
+    return kind.from_pretrained(folder, subfolder=component, **{k: v for k, v in extra.items() if v is not None})

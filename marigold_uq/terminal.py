@@ -73,6 +73,7 @@ def stoppable(*, last: bool = False) -> Iterator[None]:
         yield
         return
     numbers = (signal.SIGINT, signal.SIGTERM)
+    _STOPPER.last = -_ECHO_SECONDS  # what ended an earlier command has no echo in this one
     previous = {number: signal.signal(number, _STOPPER) for number in numbers}
     try:
         yield

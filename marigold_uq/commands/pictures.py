@@ -347,7 +347,7 @@ def predict_batch(
 
 def seeds(batch: Sequence[Loaded], plan: Plan) -> list[int]:
     """Of each picture, by its content: the same in any company, and no pattern that all pictures share."""
-    return [member_seed(plan.options.seed, zlib.crc32(np.ascontiguousarray(one.picture))) for one in batch]
+    return [member_seed(plan.options.seed, zlib.crc32(np.ascontiguousarray(one.picture).data)) for one in batch]
 
 
 def predict(

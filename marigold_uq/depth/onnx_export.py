@@ -70,7 +70,8 @@ class OneStepDepth(nn.Module):
             module for module in (pipeline.unet, pipeline.vae, pipeline.image_encoder) if module is not None
         )
         self.pipeline = pipeline
-        self.scheduler = type(pipeline.scheduler).from_config(pipeline.scheduler.config)
+        kind: Any = type(pipeline.scheduler)
+        self.scheduler = kind.from_config(pipeline.scheduler.config)
         self.scheduler.set_timesteps(1)
         channels = pipeline.vae.config.latent_channels
         generator = torch.Generator().manual_seed(seed)

@@ -92,7 +92,7 @@ def _pixels(image: str | Path | Image.Image | np.ndarray) -> NDArray[np.float32]
         pixels = array_of_picture(image, "the picture") if isinstance(image, Image.Image) else np.asarray(image)
     pixels = pixels[..., None] if pixels.ndim == 2 else pixels
     if pixels.ndim != 3 or pixels.shape[2] not in (1, 3, 4) or 0 in pixels.shape:
-        raise ImageError(f"a picture is (H, W, 3), grey (H, W) or with alpha (H, W, 4); got {np.shape(image)}")
+        raise ImageError(f"a picture is (H, W, 3), grey (H, W) or with alpha (H, W, 4); got {pixels.shape}")
     unit = _unit(pixels)
     if unit.shape[2] == 4:
         unit = unit[..., :3] * unit[..., 3:] + (1 - unit[..., 3:])

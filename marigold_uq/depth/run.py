@@ -285,7 +285,8 @@ def load_vae(path: Path) -> ModelMixin:
     kind: Any = getattr(diffusers, str(config.get("_class_name")), None)
     if not (isinstance(kind, type) and issubclass(kind, ModelMixin)):
         raise ValueError(f"{folder} is of the class {config.get('_class_name')!r}; expected a VAE of diffusers")
-    vae: ModelMixin = kind.from_pretrained(str(folder), use_safetensors=True)
+    loader: Any = kind
+    vae: ModelMixin = loader.from_pretrained(str(folder), use_safetensors=True)
     return vae
 
 

@@ -101,7 +101,7 @@ class DistributionalLCMScheduler(DistributionalScheduler, LCMScheduler):
         self._check_steps()
         return self.noise_level(max((t for t in self.timesteps.tolist() if t < timestep), default=-1))
 
-    def step(
+    def step(  # type: ignore[override]  # stock's LCM scheduler has another order of arguments than its DDIM
         self,
         model_output: Tensor | NoiseDistribution,
         timestep: Timestep,

@@ -127,6 +127,8 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         n_features_in_, feature_names_in_: As everywhere in sklearn.
     """
 
+    _columns: TabularEncoder
+
     def __init__(
         self,
         preset: str = "default",
@@ -274,7 +276,7 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
             scores = self._exactly(features, PredictiveDistribution.crps, truth)
         else:
             scores = fair_crps(torch.from_numpy(self._draw(features).samples), torch.from_numpy(truth)).numpy()
-        return float(np.average(scores.mean(1), weights=sample_weight))
+        return float(np.average(scores.mean(1), weights=None if sample_weight is None else np.asarray(sample_weight)))
 
     def report(self, X: Any, y: ArrayLike, **options: Any) -> TableReport:
         """How good the model is on rows it has not seen: calibration, intervals, importance; `save` writes a page.
@@ -363,8 +365,9 @@ class DiffusionRegressor(RegressorMixin, BaseEstimator):
         self.n_epochs_ = list(facts.get("epochs", []))
         self.selection_, self.steps_choice_ = None, None
         if "recipe" in facts:
-            stored = facts["recipe"].items()
-            self.recipe_ = Recipe(**{name: tuple(v) if isinstance(v, list) else v for name, v in stored})
+            stored: Any = facts["recipe"].items()
+            fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in stored}
+            self.recipe_ = Recipe(**fields)
         pipeline.set_progress_bar_config(disable=not self.verbose)
 
     def _resolve_chosen(self, num_rows: int, family: str) -> Recipe:

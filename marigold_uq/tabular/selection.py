@@ -34,8 +34,8 @@ def select_table_family(table: TrainingRows, recipe: Recipe, seed: int, *, verbo
     single = replace(recipe, noise_family="point", num_models=1)
     model = Standardised.of(rest, member_seed(seed, 1))
     baseline, predictions, extras = fit_baseline([model], single, verbose)
-    values = known_values(table.targets) if recipe.snap else None
-    unit = table.targets.std(0)
+    values = known_values(rest.targets) if recipe.snap else None
+    unit = rest.targets.std(0)
     target = torch.from_numpy(held_out.targets / np.where(unit > 0, unit, 1.0))
     states: dict[FamilyCandidate, dict[str, Any]] = {}
 

@@ -207,6 +207,7 @@ class PipelineNetwork(BaselineNetwork):
     def forward(self, images: Tensor) -> Tensor:
         starts = [torch.Generator().manual_seed(0) for _ in images]
         output = self.pipeline(list(images.float()), generator=starts, output_type="pt")
+        assert not isinstance(output, tuple)  # return_dict is on
         return output.prediction[:, 0]
 
     def save(self, folder: Path) -> None:

@@ -98,7 +98,7 @@ def copied(generator: Generators) -> Generators:
     """The same streams once more; what is drawn from the copies does not move them on."""
     if generator is None:
         return torch.Generator().manual_seed(0)
-    return [forked(one) for one in generator] if isinstance(generator, list | tuple) else forked(generator)
+    return forked(generator) if isinstance(generator, torch.Generator) else [forked(one) for one in generator]
 
 
 def _checked_generators(generator: Sequence[torch.Generator], count: int) -> list[torch.Generator]:

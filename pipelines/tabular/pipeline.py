@@ -459,7 +459,8 @@ class TabularRegressionPipeline(UncertaintyPipeline):
 
     def _calibrated(self, model_samples: Array, record: Calibration) -> Array:
         """Draws of the models in turn, stretched by kappa, then moved to known values."""
-        samples = model_samples.swapaxes(0, 1).reshape(-1, *model_samples.shape[2:])
+        num_models, draws, *rest = model_samples.shape
+        samples = model_samples.swapaxes(0, 1).reshape(num_models * draws, *rest)
         num_targets = samples.shape[-1]
         known = self.config.values or [None] * num_targets
         columns = [samples[..., c] for c in range(num_targets)]

@@ -151,7 +151,8 @@ def benchmark_schedulers(framework: str, shape: Sequence[int], turns: int) -> li
 
 def benchmark_compiled(family: str, turns: int) -> list[Row]:
     """Head, score and gradient of raw output, eager and compiled into one graph: what follows the network."""
-    head, shape = HeadOptions(**FAMILY_OPTIONS[family]), TRAINING_LATENT
+    sizes: dict[str, Any] = dict(FAMILY_OPTIONS[family])
+    head, shape = HeadOptions(**sizes), TRAINING_LATENT
     kind, generator = family_class(family), torch.Generator().manual_seed(0)
     channels = kind.num_raw_channels(shape[0], head)
     raw = torch.randn(TRAINING_BATCH, channels, *shape[1:], generator=generator, requires_grad=True)

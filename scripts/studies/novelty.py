@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import cv2
 import numpy as np
@@ -170,8 +170,8 @@ def field_rows(study: NoveltyStudy) -> Iterable[tuple[str, Callable[[], Numbers]
     familiar = familiar[: study.inputs]
 
     def judge(states: torch.Tensor) -> Novelty:
-        found: Novelty = pipeline(states, output_novelty=True, **call).novelty
-        return found
+        found: Any = pipeline(states, output_novelty=True, **call)
+        return cast(Novelty, found.novelty)
 
     def row(length: float, viscosity: float) -> Numbers:
         states = trajectories(length, viscosity, study.inputs)[..., :: _POINTS // familiar.shape[-1]].float()
@@ -244,8 +244,8 @@ def picture_rows(study: NoveltyStudy) -> Iterable[tuple[str, Callable[[], Number
 
     def judge(pictures: list[_Array]) -> Novelty:
         generator = torch.Generator().manual_seed(1)
-        found: Novelty = pipeline(pictures, generator=generator, output_novelty=True, **call).novelty
-        return found
+        found: Any = pipeline(pictures, generator=generator, output_novelty=True, **call)
+        return cast(Novelty, found.novelty)
 
     judged: list[Novelty] = []
 

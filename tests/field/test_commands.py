@@ -42,7 +42,7 @@ def test_the_study_plans_every_family_and_first_seeds_first() -> None:
             *reproduce.FAMILIES,
             "one_pass",
         }
-    assert {run.variant for run in runs} == set(VARIANTS)
+    assert {run.variant for run in runs} == set(VARIANTS) - {"low_rank_mixture", "point_edm", "gaussian_rollout"}
     assert len({run.folder for run in runs}) == len(runs)
     for run in runs[::6]:
         config, _ = read_config(run.arguments)

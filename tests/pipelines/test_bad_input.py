@@ -27,7 +27,6 @@ def table() -> DiffusionRegressor:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (np.array([[1.0, np.nan]]), "NaN"),
         (np.array([[1.0, np.inf]]), "infinity"),
         (np.zeros((0, 2)), "0 sample"),
         (np.zeros((2, 3)), "3 features"),
@@ -42,6 +41,12 @@ def test_bad_rows_of_a_table_are_refused(table: DiffusionRegressor, rows: Any, m
     if len(rows):
         with pytest.raises(ValueError, match=r"NaN or infinity|expected features|must be real numbers"):
             table.pipeline_(rows, 2)
+
+
+def test_a_gap_at_predict_time_is_taken_for_what_training_rows_have_there(table: DiffusionRegressor) -> None:
+    whole, gap = np.array([[1.0, 0.5]]), np.array([[1.0, np.nan]])
+    assert np.isfinite(table.predict(gap)).all()
+    assert abs(table.predict(gap) - table.predict(whole)) < 20
 
 
 def test_no_rows_give_no_predictions_in_the_pipeline_of_a_table(table: DiffusionRegressor) -> None:

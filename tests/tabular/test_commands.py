@@ -64,7 +64,7 @@ def test_tables_are_read_from_csv_npz_and_uci_folders(files: Path) -> None:
 def test_wrong_sources_are_explained(files: Path, source: TableSource, message: str) -> None:
     pytest.importorskip("pandas")
     with pytest.raises(TableError, match=message):
-        read_table(TableSource(files / source.path, source.target, source.features, source.weight))
+        read_table(replace(source, path=files / source.path))
 
 
 def test_a_trained_table_is_saved_scored_and_never_overwritten(

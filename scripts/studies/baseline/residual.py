@@ -21,8 +21,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -146,7 +147,9 @@ def cache(study: Study, folder: Path, baseline: str | None) -> None:
     )
 
 
-def train(folder: Path, latents: Path, widths: Sequence[int], family: str, steps: int, seed: int, baseline: str | None):
+def train(
+    folder: Path, latents: Path, widths: Sequence[int], family: str, steps: int, seed: int, baseline: str | None
+) -> None:
     """A model on cached latents."""
     config = DepthTrainConfig(
         start=start(widths, family),
@@ -159,7 +162,7 @@ def train(folder: Path, latents: Path, widths: Sequence[int], family: str, steps
         raise KeyboardInterrupt
 
 
-def evaluate(study: Study, model: Path, output: Path, uncertainty: str) -> None:
+def evaluate(study: Study, model: Path, output: Path, uncertainty: Literal["trajectory", "none"]) -> None:
     """Scores of the test scenes, after calibration on the validation scenes where there is an uncertainty."""
     if uncertainty != "none":
         shutil.rmtree(output.with_name(output.name + "-calibrated"), ignore_errors=True)
@@ -195,15 +198,15 @@ def stages(study: Study) -> dict[str, Callable[[], None]]:
     found["point-alone"] = lambda: alone(study)
     found["cache-residual"] = lambda: cache(study, root / "residual-latents", name)
     for seed in study.seeds:
-        found[f"residual-{seed}"] = lambda seed=seed: train(
-            root / f"residual-{seed}", root / "residual-latents", LARGE, "gaussian", study.steps, seed, name
+        found[f"residual-{seed}"] = partial(
+            train, root / f"residual-{seed}", root / "residual-latents", LARGE, "gaussian", study.steps, seed, name
         )
-        found[f"without-{seed}"] = lambda seed=seed: train(
-            root / f"without-{seed}", root / "latents", LARGE, "gaussian", ADVANTAGE * study.steps, seed, None
+        found[f"without-{seed}"] = partial(
+            train, root / f"without-{seed}", root / "latents", LARGE, "gaussian", ADVANTAGE * study.steps, seed, None
         )
         for arm in ("residual", "without"):
-            found[f"score-{arm}-{seed}"] = lambda arm=arm, seed=seed: evaluate(
-                study, root / f"{arm}-{seed}" / "model", root / f"scores-{arm}-{seed}", "trajectory"
+            found[f"score-{arm}-{seed}"] = partial(
+                evaluate, study, root / f"{arm}-{seed}" / "model", root / f"scores-{arm}-{seed}", "trajectory"
             )
     return found
 

@@ -99,6 +99,8 @@ def sample_as_card(
     if network.config.num_models != 1 or network.config.num_targets != 1 or pipeline.baseline is None:
         raise ValueError("expected a pipeline of one model with a baseline and one target; use `select`")
     matrix = pipeline.encode(features)
+    if not isinstance(scheduler, DistributionalDDIMScheduler):
+        raise ValueError(f"CARD's error is that of a DDPM step; got a {type(scheduler).__name__}")
     scheduler.set_timesteps(pipeline.config.default_denoising_steps or scheduler.config.num_train_timesteps)
     scaled = (torch.tensor(matrix) - network.feature_mean[:, None]) / network.feature_scale[:, None]
     condition = scaled.to(network.gate.dtype)  # (1, rows, F)

@@ -102,7 +102,7 @@ def _draw_set(axes: Axes, dataset: str, ours: Sequence[Cell | None], references:
         face = "none" if cell.key.preset == PEER else color
         error = (score.standard_error or 0.0) * unit.factor
         alpha = 0.4 if cell.is_partial else 1.0
-        style = {"fmt": "o", "color": color, "markerfacecolor": face, "alpha": alpha, "markersize": 5}
+        style: dict[str, Any] = {"fmt": "o", "color": color, "markerfacecolor": face, "alpha": alpha, "markersize": 5}
         axes.errorbar(score.mean * unit.factor, position, xerr=error, **style)
     for position, one in enumerate(references, start=len(ours)):
         if dataset in one.values:

@@ -1,5 +1,6 @@
 """Fill the cells of the UCI table: presets and families x data sets, to any number of epochs, resumable."""
 
+import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -189,7 +190,8 @@ def _common_recipe(key: CellKey, splits: Sequence[SplitScores]) -> dict[str, Any
 
 def _choices_of(model: Any) -> dict[str, Any]:
     """Epochs that the models used, and the recipe."""
-    return {"epochs": [int(epoch) for epoch in model.n_epochs_], "recipe": asdict(model.recipe_)}
+    recipe = json.loads(json.dumps(asdict(model.recipe_)))  # as the file of a split gives it back
+    return {"epochs": [int(epoch) for epoch in model.n_epochs_], "recipe": recipe}
 
 
 def _identity(plan: Reproduction, key: CellKey, digest: str) -> dict[str, Any]:
