@@ -1,7 +1,7 @@
 """train_tabular.py and eval_tabular.py, as they are called."""
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Self
 
