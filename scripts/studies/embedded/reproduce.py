@@ -86,8 +86,11 @@ def stages(options: ReproduceOptions) -> Iterator[Stage]:
     yield Stage(train("base", "more"))
     yield Stage(train("base", "more", "later"))
     yield Stage(train("base", "more", "later", "whole"))
+    averaged = Path(f"{RUNS}/averaged")
+    both = ["--first", f"{RUNS}/later/model", "--second", f"{RUNS}/whole/model"]
+    yield Stage(study("average", *both, "--output", str(averaged)), averaged)
     held_out = ["--data.name", "scenes", "--data.root", f"{RUNS}/scenes/calibration", "--shuffle", "false"]
-    model = ["--model", f"{RUNS}/whole/model", "--batch_size", "10"]
+    model = ["--model", str(averaged), "--batch_size", "10"]
     yield Stage(["eval/calibrate_depth.py", *model, *held_out, "--output", str(calibrated)], calibrated)
     yield Stage(study("assemble", "--model", str(calibrated), "--output", str(assets)), assets)
 

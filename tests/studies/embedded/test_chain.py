@@ -88,6 +88,14 @@ def test_all_families_have_their_head_and_the_last_stages_move_the_backbone(made
     assert moved_share(made, "later", "whole") == 1
 
 
+def test_what_is_calibrated_lies_half_way_between_the_last_two_stages(made: Path) -> None:
+    later, whole, averaged = (
+        MarigoldUQDepthPipeline.from_pretrained(made / name).unet.conv_in.weight
+        for name in ("later/model", "whole/model", "averaged")
+    )
+    torch.testing.assert_close(averaged, (later + whole) / 2)
+
+
 def moved_share(made: Path, before: str, after: str) -> float:
     """Of the backbone's weights, how many differ between two stages."""
     first, second = (
